@@ -1,0 +1,339 @@
+"""`Changelog`: one keyed table's log of changes and its last values. No Spark needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.checkpoints import admission, hosting, reading, records
+from keyfold.checkpoints.config import LogConfig
+from keyfold.checkpoints.hosting import Host
+from keyfold.checkpoints.identity import Identity, check_partitions, read_identity
+from keyfold.checkpoints.opening import Creation, View
+from keyfold.checkpoints.state import Commit, State
+from keyfold.checkpoints.transaction import Transaction
+from keyfold.checkpoints.views import ViewLock
+from keyfold.checkpoints.writer import Batch
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.hashing import partition_of
+from keyfold.statestore.kv import ReadOnlyStore
+from keyfold.statestore.typed import Columns
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Changelog:
+    """A changelog that is open, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
+
+    One writer exists per changelog: every `open` to write in one process shares it, another process is refused. A
+    reader, in any process, sees the last durable commit of the moment it was opened until `refresh` or `close`.
+
+    Offsets are per partition, begin at 0 and are dense as written. A record is in partition
+    `pmod(xxhash64(key), partitions)` (XXH64 with seed 42, signed, as Spark computes it).
+    """
+
+    def __init__(self, path: Path, host: Host | None, view: View | None, view_lock: ViewLock | None) -> None:
+        self.path = path
+        self._host = host
+        self._view = view
+        self._view_lock = view_lock
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        mode: Literal["w", "r"] = "w",
+        partitions: int | None = None,
+        columns: Columns | None = None,
+        config: Mapping[str, object] | None = None,
+        steal: bool = False,
+        files: Files = LOCAL,
+        clock_ms: Callable[[], int] = _now_ms,
+    ) -> Changelog:
+        """Open the changelog at `path`; to write, it is created where there is none.
+
+        Args:
+            mode: "w" to write (and read), "r" to read beside a writer.
+            partitions: of a new changelog (default 1); an existing one must have as many.
+            columns: the typed columns of a new changelog; None for raw bytes.
+            config: settings by Kafka's names, kept in the changelog; see `LogConfig`.
+            steal: take over from a living writer, which is fenced.
+            files, clock_ms: for tests.
+
+        Raises:
+            ConfigError: a setting or the number of partitions is refused.
+            NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
+        """
+        root = Path(path)
+        if partitions is not None:
+            check_partitions(partitions)
+        changes = LogConfig().with_changes(config or {})
+        if mode == "r":
+            if config or partitions is not None or steal:
+                raise ConfigError(
+                    "A reader has no settings.", path=root, expected='only path= with mode="r"',
+                    found="config=, partitions= or steal=", remedy='leave them out, or open with mode="w"',
+                )  # fmt: skip
+            return cls._open_reader(files, root)
+        if mode != "w":
+            raise ConfigError("There is no such mode.", expected="'w' or 'r'", found=repr(mode), remedy="correct it")
+        if files.exists(root / "changelog.json"):
+            _check_same_partitions(root, read_identity(files, root), partitions)
+        creation = Creation(partitions or 1, columns, changes)
+        host = hosting.acquire(files, root, creation, clock_ms, steal=steal)
+        try:
+            _check_same_partitions(root, host.writer.identity, partitions)
+            if config:
+                host.configure(config)
+        except BaseException:
+            hosting.release(host)
+            raise
+        return cls(root, host, None, None)
+
+    @classmethod
+    def _open_reader(cls, files: Files, root: Path) -> Changelog:
+        read_identity(files, root)
+        lock = ViewLock(files, root)
+        try:
+            view = View(files, root)
+            lock.record(view.state.n)
+        except BaseException:
+            lock.close()
+            raise
+        return cls(root, None, view, lock)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        return self._open_host().writer.identity if self._view is None else self._view.identity
+
+    @property
+    def columns(self) -> Columns | None:
+        """The typed columns, None for raw bytes."""
+        return self.identity.columns
+
+    @property
+    def config(self) -> LogConfig:
+        return self.identity.config
+
+    @property
+    def partitions(self) -> int:
+        return self.identity.partitions
+
+    @property
+    def state(self) -> State:
+        """What the manifest says: as of now for a writer, as of the view for a reader."""
+        return self._open_host().writer.state if self._view is None else self._view.state
+
+    @property
+    def host(self) -> Host:
+        """The writer and what works behind it. Raises `ConfigError` for a reader."""
+        return self._open_host()
+
+    def partition(self, key: bytes) -> int:
+        """The partition that records of this key are in."""
+        return partition_of(key, self.partitions)
+
+    def start_offsets(self) -> dict[int, int]:
+        """Partition → the first offset that can be read."""
+        return {i: p.start for i, p in enumerate(self.state.partitions)}
+
+    def end_offsets(self) -> dict[int, int]:
+        """Partition → one past the last committed offset."""
+        return {i: p.end for i, p in enumerate(self.state.partitions)}
+
+    def last_commit(self, app_id: str) -> Commit | None:
+        """The last commit of an app, None where it has made none."""
+        return self.state.apps.get(app_id)
+
+    def last_batch(self, app_id: str) -> int | None:
+        """The id of the last committed batch of an app, None where it has committed none."""
+        last = self.last_commit(app_id)
+        return None if last is None else last.batch
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def append(
+        self, table: records.Tabular, *, app_id: str = "append", batch_id: int | None = None
+    ) -> Commit:
+        """Commit the rows of `table` as one batch, durable when this returns. Delivered again, it adds nothing.
+
+        Args:
+            table: columns `key`, `value` (null: a delete), and if wanted `timestamp`, `headers`; in log order.
+            app_id: whose batch it is; batch ids are compared within one app.
+            batch_id: rises from batch to batch; None takes the next one.
+
+        Returns:
+            The commit; the app's last one where the batch had been committed before.
+
+        Raises:
+            BadRecord: a null key (its row is named), a wrong column or type.
+            BatchConflict: the last batch id again, with other rows.
+            StorageFailed, WriterFenced: see there.
+        """
+        writer = self._open_host().writer
+        batches = records.checked(table, writer.clock_ms())
+        digest = records.digest(batches)
+        compression = writer.identity.config.compression_type
+        parts = records.partitioned(batches, self.partitions, None if compression == "none" else compression)
+        with writer.exclusive:
+            last = writer.state.apps.get(app_id)
+            if batch_id is None:
+                batch_id = 0 if last is None else last.batch + 1
+            if not admission.admits_append(writer.state, app_id, batch_id, digest):
+                return writer.state.apps[app_id]
+            return writer.commit(parts, Batch(app_id, batch_id, digest=digest))
+
+    @contextmanager
+    def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
+        """A store over the last values whose reads see its own writes; leaving the block commits them as one batch.
+
+        An exception inside commits nothing. Where the batch was committed before, `applied` is True and what the block
+        writes is dropped: delivering a batch again adds nothing. One transaction is open at a time.
+        """
+        host = self._open_host()
+        with host.transactions:
+            applied = not admission.admits_append(host.writer.state, app_id, batch_id, "")
+            transaction = Transaction(host.last_values(), applied=applied)
+            try:
+                yield transaction
+                if not applied:
+                    self.append(transaction.changes(), app_id=app_id, batch_id=batch_id)
+            finally:
+                transaction.close()
+
+    def compact(self) -> list[hosting.PassStatistics]:
+        """One full pass over every partition now, whatever its dirty ratio; what each did."""
+        return self._open_host().compact()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def pinned(self) -> Iterator[State]:
+        """The state of now, whose files stay until the context is left."""
+        if self._view is not None:
+            yield self._view.state
+        else:
+            with self._open_host().writer.pin() as state:
+                yield state
+
+    def read(
+        self, partition: int, offset: int | None = None, to: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Committed records of a partition from `offset` on (default: the log's start), as of this call.
+
+        Yields:
+            Arrow batches with columns offset, timestamp (ms), key, value (null: a delete), headers; offsets ascend, with
+            gaps where the cleaner has folded.
+
+        Raises:
+            ConfigError: no such partition, or an offset beyond the end.
+            CompactedAway: an offset below the log's start.
+            Damaged: bytes do not match their checksum.
+        """
+        pinned = self.pinned()
+        state = pinned.__enter__()
+        try:
+            batches = reading.read_partition(self._files, self.path, state, partition, offset, to)
+        except BaseException:
+            pinned.__exit__(None, None, None)
+            raise
+
+        def generate() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from batches
+            finally:
+                pinned.__exit__(None, None, None)
+
+        return generate()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The last committed value of a key, None where it has none.
+
+        A writer asks its last-value store, which first catches up with the commit that is current now. A reader looks
+        through the key's partition, newest block first.
+        """
+        if self._view is None:
+            return self._open_host().last_values().get(key)
+        return self._scan(key)
+
+    def store(self) -> ReadOnlyStore:
+        """The last values, caught up with the commit that is current now: get, get_all, range, prefix, all."""
+        return self._open_host().last_values()
+
+    def refresh(self) -> None:
+        """Let a reader see the newest durable commit. Nothing to do for a writer."""
+        if self._view is not None:
+            state = self._view.refresh()
+            if self._view_lock is not None:
+                self._view_lock.record(state.n)
+
+    def _scan(self, key: bytes) -> bytes | None:
+        partition = self.partition(key)
+        for segment in reversed(self.state.partitions[partition].segments):
+            found: bytes | None = None
+            hit = False
+            directory = self.path / str(partition)
+            for batch in reading.read_segments(self._files, directory, (segment,), segment.base, segment.next):
+                rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
+                if len(rows):
+                    hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()
+            if hit:
+                return found
+        return None
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give up the writer (the last of this process seals the log and gives up the lock) or the view."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._host is not None:
+            hosting.release(self._host)
+        if self._view_lock is not None:
+            self._view_lock.close()
+
+    def __enter__(self) -> Changelog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _files(self) -> Files:
+        return self._open_host().writer.files if self._view is None else self._view.files
+
+    def _open_host(self) -> Host:
+        if self._closed:
+            raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
+        if self._host is None:
+            raise ConfigError(
+                "This changelog is open to read only.", path=self.path, expected='mode="w"', found='mode="r"',
+                remedy="open it to write",
+            )  # fmt: skip
+        return self._host
+
+
+def _check_same_partitions(root: Path, identity: Identity, partitions: int | None) -> None:
+    if partitions is not None and partitions != identity.partitions:
+        raise ConfigError(
+            "The number of partitions of a changelog cannot change.", path=root, expected=identity.partitions,
+            found=partitions,
+            remedy="leave `partitions=` out; to change it, restore into a new changelog",
+        )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Configuration of a changelog: Kafka's names and meanings, checked when they are set, kept in `changelog.json`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from keyfold.statestore.errors import ConfigError
+
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*$", re.IGNORECASE)
+_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)\s*$", re.IGNORECASE)
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+#: Larger than any time or size that occurs; Kafka uses the largest int64 for "never" and "without limit".
+UNLIMITED: Final = (1 << 63) - 1
+
+
+def _bytes(value: object) -> int:
+    if isinstance(value, str):
+        found = _SIZE.match(value)
+        if not found:
+            raise ValueError('bytes, such as 1048576, "64MiB" or "1GB"')
+        prefix = (found[2] or "").lower()
+        base = 1024 if prefix.endswith("i") else 1000
+        return int(float(found[1]) * base ** (" kmgt".index(prefix[0]) if prefix else 0))
+    return _int(value)
+
+
+def _ms(value: object) -> int:
+    if isinstance(value, str) and (found := _DURATION.match(value)):
+        return int(float(found[1]) * _UNITS_MS[found[2].lower()])
+    return _int(value)
+
+
+def _int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("a whole number")
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def _ratio(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a number from 0 to 1")
+    number = float(value)
+    if not 0 <= number <= 1:
+        raise ValueError("a number from 0 to 1")
+    return number
+
+
+def _at_least(low: int, parse: Callable[[object], int]) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        number = parse(value)
+        if number < low:
+            raise ValueError(f"{low} or more")
+        return min(number, UNLIMITED)
+
+    return check
+
+
+def _one_of(*names: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        if value not in names:
+            raise ValueError("one of " + ", ".join(names))
+        return str(value)
+
+    return check
+
+
+def _policy(value: object) -> str:
+    parts = {p.strip() for p in str(value).split(",")}
+    if not parts or not parts <= {"compact", "delete"}:
+        raise ValueError('"compact", "delete" or "compact,delete"')
+    return ",".join(sorted(parts))
+
+
+def _option(name: str, default: object, parse: Callable[[object], object]) -> Any:
+    return field(default=default, metadata={"name": name, "parse": parse})
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is taken too.
+
+    Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
+    `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned) and our own: `anchors.auto`, how many of
+    the last commits stay restorable, and `store.backlog.bytes`, how far last values may lag before writers wait.
+    """
+
+    cleanup_policy: str = _option("cleanup.policy", "compact", _policy)
+    segment_bytes: int = _option("segment.bytes", 128 << 20, _at_least(1024, _bytes))
+    segment_ms: int = _option("segment.ms", 7 * 86_400_000, _at_least(1, _ms))
+    min_cleanable_dirty_ratio: float = _option("min.cleanable.dirty.ratio", 0.5, _ratio)
+    min_compaction_lag_ms: int = _option("min.compaction.lag.ms", 0, _at_least(0, _ms))
+    max_compaction_lag_ms: int = _option("max.compaction.lag.ms", UNLIMITED, _at_least(1, _ms))
+    delete_retention_ms: int = _option("delete.retention.ms", 86_400_000, _at_least(0, _ms))
+    retention_ms: int = _option("retention.ms", -1, _at_least(-1, _ms))
+    retention_bytes: int = _option("retention.bytes", -1, _at_least(-1, _bytes))
+    cleaner_backoff_ms: int = _option("cleaner.backoff.ms", 15_000, _at_least(1, _ms))
+    cleaner_threads: int = _option("cleaner.threads", 1, _at_least(0, _int))
+    cleaner_dedupe_buffer_size: int = _option(
+        "cleaner.dedupe.buffer.size", 128 << 20, _at_least(1024, _bytes)
+    )
+    compression_type: str = _option("compression.type", "none", _one_of("none", "lz4", "zstd"))
+    store_backlog_bytes: int = _option("store.backlog.bytes", 1 << 30, _at_least(1 << 20, _bytes))
+    anchors_auto: int = _option("anchors.auto", 3, _at_least(0, _int))
+
+    def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
+        """These settings with some changed, by their Kafka names.
+
+        Raises:
+            ConfigError: an unknown name (the nearest valid one is named) or a value out of range.
+        """
+        known = {f.metadata["name"]: f for f in fields(self)}
+        checked: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
+                raise ConfigError(
+                    f"There is no setting {name!r}.",
+                    expected=f"{near[0]!r}" if near else "one of " + ", ".join(sorted(known)),
+                    found=repr(name),
+                    remedy="use the nearest valid name"
+                    if near
+                    else "see the table of settings in the README",
+                )
+            try:
+                checked[known[name].name] = known[name].metadata["parse"](value)
+            except ValueError as e:
+                raise ConfigError(
+                    f"The setting {name!r} cannot have this value.", expected=str(e), found=repr(value),
+                    remedy="correct the value",
+                ) from None  # fmt: skip
+        return replace(self, **checked)
+
+    def changed(self) -> dict[str, object]:
+        """The settings that differ from the defaults, by their Kafka names."""
+        return {
+            f.metadata["name"]: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default
+        }
+
+    def named(self) -> dict[str, object]:
+        """All settings by their Kafka names."""
+        return {f.metadata["name"]: getattr(self, f.name) for f in fields(self)}

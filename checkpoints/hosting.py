@@ -1,0 +1,119 @@
+"""One writer per changelog and process, shared by all who open it, with what works behind it: last values, cleaner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from keyfold.checkpoints import cleaner
+from keyfold.checkpoints.compactor import PassStatistics, clean_partition
+from keyfold.checkpoints.identity import write_identity
+from keyfold.checkpoints.keeper import Keeper
+from keyfold.checkpoints.opening import Creation, open_writer
+from keyfold.checkpoints.writer import Writer
+from keyfold.statestore.errors import ChangelogLocked
+from keyfold.statestore.files import Files
+from keyfold.statestore.kv import ReadOnlyStore
+from keyfold.statestore.typed import Columns
+
+__all__ = ["Host", "PassStatistics", "acquire", "release"]
+
+
+class Host:
+    """The writer of a changelog and what belongs to it. Made by `acquire`, given back with `release`."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        #: one transaction at a time
+        self.transactions = threading.RLock()
+        #: one pass over a partition at a time, by whomever
+        self.cleaning = threading.Lock()
+        self._keeper = Keeper(writer)
+        cleaner.POOL.add(self)
+
+    def last_values(self) -> ReadOnlyStore:
+        """The last values as of the commit that is current now; waits until the stores have reached it."""
+        return self._keeper.current()
+
+    def wait_for_room(self) -> None:
+        """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
+        self._keeper.wait_for_room()
+
+    def compact(self) -> list[PassStatistics]:
+        """Seal the active segments and clean every partition until nothing more can be folded."""
+        done = []
+        with self.cleaning:
+            self.writer.seal_active()
+            for number in range(len(self.writer.state.partitions)):
+                while (statistics := clean_partition(self.writer, number)) is not None:
+                    done.append(statistics)
+                    p = self.writer.state.partitions[number]
+                    if p.clean_end >= p.end or not p.segments:
+                        break
+        return done
+
+    def configure(self, changes: Mapping[str, object]) -> None:
+        """Change settings, durably. Raises `ConfigError`."""
+        writer = self.writer
+        with writer.exclusive:
+            config = writer.identity.config.with_changes(changes)
+            if config != writer.identity.config:
+                identity = replace(writer.identity, config=config)
+                writer.replace_identity(identity, lambda: write_identity(writer.files, writer.root, identity))
+
+    def set_columns(self, columns: Columns) -> None:
+        """Take added columns into `changelog.json`. The caller has checked that they fit (`Columns.accepts`)."""
+        writer = self.writer
+        with writer.exclusive:
+            if columns != writer.identity.columns:
+                identity = replace(writer.identity, columns=columns)
+                writer.replace_identity(identity, lambda: write_identity(writer.files, writer.root, identity))
+
+    def close(self) -> None:
+        cleaner.POOL.remove(self)
+        self._keeper.close()
+        self.writer.close()
+
+
+_hosts: dict[Path, tuple[Host, int]] = {}
+_hosts_lock = threading.Lock()
+
+
+def acquire(
+    files: Files, root: Path, creation: Creation | None, clock_ms: Callable[[], int], *, steal: bool = False
+) -> Host:
+    """This process's writer of the changelog at `root`; opened, and created, where it is not open yet.
+
+    A fenced writer is not handed out again: it is closed, and the changelog opened anew, which goes through recovery.
+    """
+    with _hosts_lock:
+        real = root.resolve()
+        host, users = _hosts.get(real, (None, 0))
+        if host is not None and (host.writer.fenced or host.writer.files is not files):
+            if not host.writer.fenced:
+                raise ChangelogLocked(
+                    "This process has the changelog open through another file system.", path=root,
+                    expected="one writer", found="two", remedy="close the other one",
+                )  # fmt: skip
+            host.close()
+            host = None
+        if host is None:
+            host, users = Host(open_writer(files, root, creation, clock_ms, steal=steal)), 0
+            real = root.resolve()
+        _hosts[real] = (host, users + 1)
+        return host
+
+
+def release(host: Host) -> None:
+    """Give a host back; the last one closes it."""
+    with _hosts_lock:
+        for real, (known, users) in list(_hosts.items()):
+            if known is host:
+                if users > 1:
+                    _hosts[real] = (host, users - 1)
+                    return
+                del _hosts[real]
+                host.close()
+                return

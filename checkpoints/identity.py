@@ -1,0 +1,111 @@
+"""`changelog.json`: what a changelog is. Made once; only settings and added columns change later, by the writer.
+
+It is the last file that creating a changelog writes, so a directory without it is no changelog. A CRC32C over all
+other fields guards it: a wrong number of partitions would send every key to the wrong place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from keyfold.checkpoints.config import LogConfig
+from keyfold.statestore import names
+from keyfold.statestore.blocks import FORMAT_VERSION
+from keyfold.statestore.errors import ConfigError, Damaged, FormatTooNew, NotAChangelog
+from keyfold.statestore.files import Files
+from keyfold.statestore.typed import Columns
+
+PARTITIONER: Final = "pmod(xxhash64(key, 42), partitions)"
+PARTITIONS_MAX: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What `changelog.json` says. `columns` is None for a changelog of raw bytes (Kafka's shape)."""
+
+    uuid: str
+    partitions: int
+    columns: Columns | None
+    config: LogConfig
+
+    def encode(self) -> bytes:
+        fields: dict[str, Any] = {
+            "magic": "keyfold changelog",
+            "version": FORMAT_VERSION,
+            "uuid": self.uuid,
+            "partitions": self.partitions,
+            "partitioner": PARTITIONER,
+            "schema": None if self.columns is None else self.columns.to_json(),
+            "config": self.config.changed(),
+        }
+        fields["crc32c"] = f"{_crc(fields):08x}"
+        return json.dumps(fields, indent=2).encode() + b"\n"
+
+
+def _crc(fields: dict[str, Any]) -> int:
+    return crc32c(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def check_partitions(partitions: object) -> int:
+    """Raises `ConfigError` unless it is a whole number from 1 to 10,000."""
+    if isinstance(partitions, int) and not isinstance(partitions, bool) and 1 <= partitions <= PARTITIONS_MAX:
+        return partitions
+    raise ConfigError(
+        "That is no number of partitions.", expected=f"a whole number from 1 to {PARTITIONS_MAX}",
+        found=repr(partitions), remedy="correct `partitions=`",
+    )  # fmt: skip
+
+
+def read_identity(files: Files, root: Path) -> Identity:
+    """What the changelog at `root` is.
+
+    Raises:
+        NotAChangelog: there is no `changelog.json`.
+        Damaged: it is not what was written.
+        FormatTooNew: a later version made it.
+    """
+    path = root / names.IDENTITY
+    try:
+        raw = files.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotAChangelog(
+            "This is not a changelog.", path=root, expected=f"a directory with {names.IDENTITY}",
+            found="a directory without it" if files.is_directory(root) else "no directory",
+            remedy="correct the path, or create the changelog by opening it to write",
+        ) from None  # fmt: skip
+    try:
+        fields = json.loads(raw)
+        if fields["magic"] != "keyfold changelog":
+            raise ValueError(f"magic {fields['magic']!r}")
+        version = int(fields["version"])
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(
+                "This changelog was made by a later version of keyfold.", path=path,
+                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
+            )  # fmt: skip
+        stated = int(fields.pop("crc32c"), 16)
+        if stated != _crc(fields):
+            raise ValueError(f"crc32c {_crc(fields):08x}, the file says {stated:08x}")
+        columns = None if fields["schema"] is None else Columns.from_json(fields["schema"])
+        config = LogConfig().with_changes(fields["config"])
+        return Identity(str(fields["uuid"]), int(fields["partitions"]), columns, config)
+    except (KeyError, ValueError, TypeError, AttributeError) as e:
+        raise Damaged(
+            "The identity of a changelog is not as it was written.", path=path, position="byte 0",
+            expected="JSON of a keyfold changelog with its CRC32C", found=f"{type(e).__name__}: {e}",
+            remedy="put the file back from a copy or a snapshot; it is never edited by hand",
+        ) from e  # fmt: skip
+
+
+def write_identity(files: Files, root: Path, identity: Identity) -> None:
+    """Replace `changelog.json`, whole or not at all."""
+    files.write_whole(root / names.IDENTITY, identity.encode())
+
+
+def with_config(identity: Identity, config: LogConfig) -> Identity:
+    return replace(identity, config=config)

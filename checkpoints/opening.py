@@ -1,0 +1,267 @@
+"""Opening a changelog: to write (claim an epoch, recover, check-point), to read (the newest durable view), to create it.
+
+Opening to write, in this order: the lock; the claim (a journal made with `O_EXCL`); the older journal; what is accepted
+of it, as a checkpoint at the head of the own journal, synced; only then is anything deleted or acknowledged. Files of
+an older epoch are never appended to nor cut, because their writer may still be running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from keyfold.checkpoints import state as states
+from keyfold.checkpoints.config import LogConfig
+from keyfold.checkpoints.identity import Identity, read_identity, write_identity
+from keyfold.checkpoints.journal import (
+    JournalWriter,
+    Loaded,
+    read_durable,
+    read_further,
+    read_head,
+    read_journal,
+)
+from keyfold.checkpoints.state import State
+from keyfold.checkpoints.writer import (
+    Writer,
+    begin_journal,
+    highest_epoch,
+    journal_epochs,
+    remove_journals_below,
+)
+from keyfold.statestore import names
+from keyfold.statestore.errors import ChangelogLocked, Damaged, NotAChangelog, StorageFailed
+from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.typed import Columns
+
+log = logging.getLogger("keyfold")
+
+_LOADS_MAX: Final = 100
+
+
+@dataclass(frozen=True)
+class Creation:
+    """What a new changelog gets that an existing one has already."""
+
+    partitions: int
+    columns: Columns | None
+    config: LogConfig
+
+
+def open_writer(
+    files: Files, root: Path, creation: Creation | None, clock_ms: Callable[[], int], *, steal: bool
+) -> Writer:
+    """The writer of the changelog at `root`, which is created first where `creation` is given and none is there.
+
+    Raises:
+        NotAChangelog, FormatTooNew, Damaged: see there; nothing was changed.
+        ChangelogLocked: another writer lives and `steal` is False.
+        StorageFailed: the disk is read-only, full, or failed.
+    """
+    try:
+        new = creation is not None and not files.exists(root / names.IDENTITY)
+        if creation is not None and new:
+            _check_creatable(files, root)
+            for directory in (root, root / names.MANIFEST, root / names.READERS, root / names.WORK):
+                files.make_directory(directory)
+            files.sync_directory(root.parent)
+        else:
+            read_identity(files, root)
+        lock = _take_lock(files, root, steal)
+        try:
+            if creation is not None and not files.exists(root / names.IDENTITY):
+                return _create(files, root, creation, lock, clock_ms)
+            return _recover(files, root, lock, clock_ms)
+        except BaseException:
+            files.close(lock)
+            raise
+    except OSError as e:
+        raise StorageFailed(
+            "The changelog cannot be opened to write.", path=e.filename or root,
+            expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy='free or repair the disk, or open it with mode="r"',
+        ) from e  # fmt: skip
+
+
+def _check_creatable(files: Files, root: Path) -> None:
+    if files.exists(root) and not files.is_directory(root):
+        found = "a file"
+    else:
+        own = {names.LOCK, names.MANIFEST, names.READERS, names.WORK, f"{names.IDENTITY}.tmp"}
+        foreign = [n for n in files.list_directory(root) if n not in own]
+        if not foreign:
+            return
+        found = f"a directory with {len(foreign)} other entries, such as {foreign[0]!r}"
+    raise NotAChangelog(
+        "A changelog cannot be created here.", path=root, expected="an empty or missing directory", found=found,
+        remedy=f"choose another path, or put {names.IDENTITY} back if this was a changelog",
+    )  # fmt: skip
+
+
+def _take_lock(files: Files, root: Path, steal: bool) -> OpenFile:
+    path = root / names.LOCK
+    lock = files.lock(path)
+    if lock is None and steal:
+        log.warning("changelog %s: the lock is taken from %s", root, _holder(files, path))
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(path)
+        lock = files.lock(path)
+    if lock is None:
+        raise ChangelogLocked(
+            "Another writer holds this changelog.", path=root, expected="no living writer",
+            found=_holder(files, path),
+            remedy='end that process, read with mode="r", or open with steal=True to fence it',
+        )  # fmt: skip
+    return lock
+
+
+def _holder(files: Files, path: Path) -> str:
+    try:
+        holder = json.loads(files.read(path))
+        return f"pid {holder['pid']}, epoch {holder['epoch']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that is just opening it"
+
+
+def _sign_lock(files: Files, lock: OpenFile, epoch: int) -> None:
+    files.truncate(lock, 0)
+    files.append(lock, [json.dumps({"pid": os.getpid(), "epoch": epoch}).encode()])
+
+
+def _claim(files: Files, root: Path) -> tuple[int, JournalWriter]:
+    while True:
+        epoch = highest_epoch(files, root) + 1
+        with contextlib.suppress(FileExistsError):
+            return epoch, JournalWriter(files, root, epoch)
+
+
+def _create(
+    files: Files, root: Path, creation: Creation, lock: OpenFile, clock_ms: Callable[[], int]
+) -> Writer:
+    """`changelog.json` comes last: without it there is no changelog, and whatever is there is begun anew."""
+    for epoch in journal_epochs(files, root):
+        log.info("changelog %s: an unfinished creation is begun anew", root)
+        remove_journals_below(files, root, epoch + 1)
+    epoch, journal = _claim(files, root)
+    _sign_lock(files, lock, epoch)
+    identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config)
+    state = begin_journal(journal, states.empty(creation.partitions, epoch), epoch, identity.uuid)
+    write_identity(files, root, identity)
+    return Writer(files, root, identity, lock, journal, state, clock_ms)
+
+
+def _recover(files: Files, root: Path, lock: OpenFile, clock_ms: Callable[[], int]) -> Writer:
+    identity = read_identity(files, root)
+    epoch, journal = _claim(files, root)
+    try:
+        _sign_lock(files, lock, epoch)
+        before = _newest_journal(files, root, epoch, identity)
+        if before.torn:
+            log.warning(
+                "changelog %s: cut %d bytes of a torn, unacknowledged line from the manifest of epoch %d",
+                root, before.torn, before.state.epoch,
+            )  # fmt: skip
+        state = begin_journal(journal, before.state, epoch, identity.uuid)
+    except BaseException:
+        journal.close()
+        with contextlib.suppress(OSError):
+            files.unlink(names.journal(root, epoch))
+        raise
+    for directory in (root / names.READERS, root / names.WORK):
+        files.make_directory(directory)
+    writer = Writer(files, root, identity, lock, journal, state, clock_ms)
+    remove_journals_below(files, root, epoch)
+    writer.garbage.add(state.n, _unnamed(files, root, state))
+    writer.garbage.collect()
+    return writer
+
+
+def _newest_journal(files: Files, root: Path, below: int, identity: Identity) -> Loaded:
+    for epoch in reversed(journal_epochs(files, root)):
+        if epoch < below:
+            head = read_head(files, names.head(root, epoch))
+            loaded = read_journal(files, root, epoch, identity.uuid, head)
+            if loaded is not None:
+                _check_partitions(root, loaded.state, identity)
+                return loaded
+    raise Damaged(
+        "There is no whole manifest journal.", path=root / names.MANIFEST,
+        expected="a journal with a sound checkpoint line", found="none",
+        remedy="restore from a snapshot or a copy",
+    )  # fmt: skip
+
+
+def _check_partitions(root: Path, state: State, identity: Identity) -> None:
+    if len(state.partitions) != identity.partitions:
+        raise Damaged(
+            "The manifest and the identity disagree.", path=root / names.IDENTITY,
+            expected=f"{len(state.partitions)} partitions, as in the manifest", found=identity.partitions,
+            remedy=f"put {names.IDENTITY} back from a copy",
+        )  # fmt: skip
+
+
+def _unnamed(files: Files, root: Path, state: State) -> list[Path]:
+    """Files of older epochs that the manifest does not name: what crashed writers and cleaners left."""
+    found = []
+    for number, partition in enumerate(state.partitions):
+        named = {s.name for s in partition.segments}
+        named |= {names.segment_index(s.name) for s in partition.segments if s.sealed}
+        directory = names.partition(root, number)
+        for name in files.list_directory(directory):
+            made = names.segment_epoch(name)
+            if made is not None and made < state.epoch and name not in named:
+                found.append(directory / name)
+    for name in files.list_directory(root / names.WORK):
+        if name.isdigit() and int(name) < state.epoch:
+            found.append(root / names.WORK / name)
+    return found
+
+
+class View:
+    """The newest durable state, for readers in any process; `refresh` follows it."""
+
+    def __init__(self, files: Files, root: Path) -> None:
+        self.files = files
+        self.root = root
+        self.identity = read_identity(files, root)
+        self._loaded = self._load(None)
+
+    @property
+    def state(self) -> State:
+        return self._loaded.state
+
+    def refresh(self) -> State:
+        self._loaded = self._load(self._loaded)
+        return self._loaded.state
+
+    def _load(self, before: Loaded | None) -> Loaded:
+        """A journal can be rolled away between the look at its head and reading it; then look again."""
+        failure: Exception | None = None
+        for _ in range(_LOADS_MAX):
+            for epoch in reversed(journal_epochs(self.files, self.root)):
+                head = read_head(self.files, names.head(self.root, epoch))
+                if head is None:
+                    continue
+                try:
+                    if before is not None and before.state.epoch == epoch and before.length <= head.length:
+                        if before.length == head.length:
+                            return before
+                        return read_further(self.files, self.root, epoch, self.identity.uuid, head, before)
+                    loaded = read_durable(self.files, self.root, epoch, self.identity.uuid, head)
+                except FileNotFoundError as e:
+                    failure = e
+                    break
+                _check_partitions(self.root, loaded.state, self.identity)
+                return loaded
+        raise Damaged(
+            "There is no manifest that can be read.", path=self.root / names.MANIFEST,
+            expected="a journal with its head", found="none" if failure is None else "journals that vanish",
+            remedy="open the changelog to write once, which recovers it, or restore from a snapshot",
+        )  # fmt: skip

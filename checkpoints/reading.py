@@ -1,0 +1,61 @@
+"""Reading committed records of one partition out of a state's segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from keyfold.checkpoints.state import PartitionState, State
+from keyfold.statestore import names
+from keyfold.statestore.errors import CompactedAway, ConfigError
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment import Segment, SegmentReader
+
+
+def read_segments(
+    files: Files, directory: Path, segments: tuple[Segment, ...], offset: int, to: int
+) -> Iterator[pa.RecordBatch]:
+    """Records with `offset` <= offset < `to`, in order. Raises `Damaged`, `ViewExpired`."""
+    for segment in segments:
+        if segment.next > offset and segment.base < to:
+            yield from SegmentReader(files, directory, segment).batches(offset, to)
+
+
+def read_partition(
+    files: Files, root: Path, state: State, partition: int, offset: int | None = None, to: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Committed records of a partition from `offset` (default: the log's start) up to, not including, `to`.
+
+    An offset that was compacted away stands for the next higher record.
+
+    Raises:
+        ConfigError: no such partition, or an offset beyond the end.
+        CompactedAway: the offset is below the log's start: retention has deleted it.
+    """
+    p = partition_state(state, root, partition)
+    offset = p.start if offset is None else offset
+    to = p.end if to is None else min(to, p.end)
+    if offset < p.start:
+        raise CompactedAway(
+            "The log begins later than that.", path=names.partition(root, partition),
+            position=f"partition {partition}, offset {offset}", expected=f"an offset from {p.start} to {p.end}",
+            found=offset, remedy=f"read from {p.start}; what was before is deleted by retention",
+        )  # fmt: skip
+    if offset > p.end:
+        raise ConfigError(
+            "The log ends before that offset.", path=names.partition(root, partition),
+            position=f"partition {partition}, offset {offset}", expected=f"an offset from {p.start} to {p.end}",
+            found=offset, remedy="read from an offset that exists, or wait until it is committed",
+        )  # fmt: skip
+    return read_segments(files, names.partition(root, partition), p.segments, offset, to)
+
+
+def partition_state(state: State, root: Path, partition: int) -> PartitionState:
+    if not 0 <= partition < len(state.partitions):
+        raise ConfigError(
+            "There is no such partition.", path=root, expected=f"0 to {len(state.partitions) - 1}",
+            found=partition, remedy="correct `partition=`",
+        )  # fmt: skip
+    return state.partitions[partition]

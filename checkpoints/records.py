@@ -1,0 +1,211 @@
+"""Records on their way in: a user's Arrow table, checked and brought to the log's columns, as blocks per partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from keyfold.checkpoints.writer import Blocks
+from keyfold.statestore.blocks import (
+    HEADERS_TYPE,
+    RECORD_SCHEMA,
+    VALUE_BYTES_MAX,
+    binary_bytes,
+    encode,
+    record_batch,
+    split,
+)
+from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.hashing import partitions_of
+from keyfold.statestore.segment import Block, block_of
+
+Tabular: TypeAlias = pa.Table | pa.RecordBatch
+
+_COLUMNS: Final = ("key", "value", "timestamp", "headers")
+#: Rows are partitioned in slices of at most so many, so that memory does not grow with the table.
+_SLICE_ROWS: Final = 1 << 18
+_INT32_MAX: Final = (1 << 31) - 1
+
+
+def checked(table: Tabular, now_ms: int) -> list[pa.RecordBatch]:
+    """The table's rows with columns key, value, timestamp, headers, in order; a missing timestamp is `now_ms`.
+
+    Args:
+        table: `key` and `value` as binary or string (large or not), optionally `timestamp` (a timestamp, or int64 ms)
+            and `headers` (list of struct of key and value).
+
+    Raises:
+        BadRecord: a missing or unknown column, a wrong type, or a null key (its row is named).
+    """
+    names = set(table.schema.names)
+    unknown, missing = names - set(_COLUMNS), {"key", "value"} - names
+    if unknown or missing:
+        raise BadRecord(
+            "These are not the columns of records.", expected="key, value, and if wanted timestamp, headers",
+            found=", ".join(table.schema.names) or "none", remedy="select and rename the columns",
+        )  # fmt: skip
+    batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(max_chunksize=_SLICE_ROWS)
+    row = 0
+    result = []
+    for batch in batches:
+        keys = _binary(batch, "key")
+        if keys.null_count:
+            position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
+            raise null_key(position)
+        values = _binary(batch, "value")
+        columns = [keys, values, _timestamps(batch, now_ms), _headers(batch)]
+        result.append(pa.RecordBatch.from_arrays(columns, schema=_UNPLACED))
+        row += batch.num_rows
+    return result
+
+
+_UNPLACED: Final = pa.schema([RECORD_SCHEMA.field(name) for name in _COLUMNS])
+
+
+def null_key(row: int, batch_id: int | None = None) -> BadRecord:
+    """The error for a record without a key; `row` counts from 0 within the batch."""
+    where = f"row {row}" if batch_id is None else f"row {row} of batch {batch_id}"
+    return BadRecord(
+        "A record has no key.", position=where, expected="a key that is not null", found="null",
+        remedy="filter such rows out, or give them a key, before they are written",
+    )  # fmt: skip
+
+
+def digest(batches: Iterable[pa.RecordBatch]) -> str:
+    """What a batch holds, in 32 hexadecimal digits: keys and values in order, however they are chunked."""
+    hashes = [xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128()]
+    for batch in batches:
+        for i, name in enumerate(("key", "value")):
+            column = batch.column(name)
+            offsets, data = _parts(column)
+            lengths = np.diff(offsets)
+            if column.null_count:
+                lengths[pc.is_null(column).to_numpy(zero_copy_only=False)] = -1
+            hashes[2 * i].update(lengths)
+            hashes[2 * i + 1].update(data)
+    return xxhash.xxh3_128(b"".join(h.digest() for h in hashes)).hexdigest()
+
+
+def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
+    if len(column) == 0:
+        return np.zeros(1, np.int32), memoryview(b"")
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(column) + 1, column.offset * 4)
+    if data is None:
+        return offsets, memoryview(b"")
+    return offsets, memoryview(data)[int(offsets[0]) : int(offsets[-1])]
+
+
+def partitioned(
+    batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None
+) -> dict[int, Blocks]:
+    """For each partition that gets records: a function that makes its blocks, given the first offset."""
+    if partitions == 1:
+        rows: list[list[npt.NDArray[np.intp] | None]] = [[None] for _ in batches]
+    else:
+        rows = [_rows_by_partition(batch, partitions) for batch in batches]
+    touched = [
+        p for p in range(partitions) if any(r[p] is None or len(r[p]) for r in rows)  # type: ignore[arg-type]
+    ]
+    return {p: _blocks(batches, [r[p] for r in rows], compression) for p in touched}
+
+
+def _rows_by_partition(batch: pa.RecordBatch, partitions: int) -> list[npt.NDArray[np.intp] | None]:
+    numbers = partitions_of(batch.column("key"), partitions).astype(np.uint16)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers, minlength=partitions))
+    return list(np.split(order, ends[:-1]))
+
+
+def _blocks(
+    batches: Sequence[pa.RecordBatch], rows: Sequence[npt.NDArray[np.intp] | None], compression: str | None
+) -> Callable[[int], Iterator[Block]]:
+    def blocks(offset: int) -> Iterator[Block]:
+        for batch, indices in zip(batches, rows, strict=True):
+            part = batch if indices is None else batch.take(pa.array(indices)) if len(indices) else None
+            if part is None or part.num_rows == 0:
+                continue
+            placed = place(part, offset)
+            offset += part.num_rows
+            for piece in split(placed):
+                yield block_of(piece, encode(piece, compression))
+
+    return blocks
+
+
+def place(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    """Records from rows with key, value, timestamp and headers: their offsets are `offset`, `offset` + 1, …"""
+    offsets = np.arange(offset, offset + unplaced.num_rows, dtype=np.int64)
+    key, value, timestamp, headers = (unplaced.column(name) for name in _COLUMNS)
+    return record_batch(offsets, timestamp, key, value, headers)
+
+
+def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = batch.column(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.binary())
+    if not (
+        pa.types.is_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    ):
+        raise BadRecord(
+            f"The column {name!r} has a type that records cannot hold.", expected="binary or string",
+            found=str(kind), remedy="encode it to bytes, or write it with ChangelogSink, which encodes columns",
+        )  # fmt: skip
+    if column.nbytes > _INT32_MAX and binary_too_large(column):
+        raise BadRecord(
+            f"The column {name!r} of one slice is too large.", expected=f"at most {VALUE_BYTES_MAX} bytes",
+            found=f"{column.nbytes} bytes", remedy="append it in smaller tables",
+        )  # fmt: skip
+    return column.cast(pa.binary())
+
+
+def binary_too_large(column: pa.Array) -> bool:
+    longest = pc.sum(pc.binary_length(column)).as_py()
+    return longest is not None and longest > VALUE_BYTES_MAX
+
+
+def _timestamps(batch: pa.RecordBatch, now_ms: int) -> pa.Array:
+    if "timestamp" not in batch.schema.names:
+        return pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
+    column = batch.column("timestamp")
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp(column.type.unit), safe=False).cast(pa.timestamp("ms"), safe=False)
+    elif pa.types.is_int64(column.type):
+        column = column.cast(pa.timestamp("ms"))
+    else:
+        raise BadRecord(
+            "The column 'timestamp' has a type that records cannot hold.",
+            expected="a timestamp, or int64 with milliseconds since 1970-01-01 UTC", found=str(column.type),
+            remedy="cast it",
+        )  # fmt: skip
+    return column.fill_null(pa.scalar(now_ms, pa.timestamp("ms"))) if column.null_count else column
+
+
+def _headers(batch: pa.RecordBatch) -> pa.Array:
+    if "headers" not in batch.schema.names or pa.types.is_null(batch.column("headers").type):
+        return pa.nulls(batch.num_rows, HEADERS_TYPE)
+    try:
+        return batch.column("headers").cast(HEADERS_TYPE)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise BadRecord(
+            "The column 'headers' has a type that records cannot hold.", expected=str(HEADERS_TYPE),
+            found=str(batch.column("headers").type), remedy="cast it",
+        ) from None  # fmt: skip
+
+
+def bytes_of(batches: Iterable[pa.RecordBatch]) -> int:
+    """Key and value bytes."""
+    return sum(binary_bytes(b.column("key")) + binary_bytes(b.column("value")) for b in batches)

@@ -1,0 +1,365 @@
+"""What the manifest says: an immutable `State`, and the pure function that one manifest line is.
+
+A line is a JSON object with its number `n` (dense for the changelog's life) and its kind `t`:
+
+- `checkpoint`: the whole state; the first line of every journal
+- `commit`: one micro-batch, whole, in all partitions
+- `seal`: active segments got their indexes
+- `swap`: one cleaner pass over one partition: files out, files in
+- `delete`: retention moved a log's start
+- `anchor`, `unanchor`: a commit must stay restorable, or need not any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from keyfold.statestore.blocks import FORMAT_VERSION
+from keyfold.statestore.segment import Mark, Segment
+
+Line: TypeAlias = dict[str, Any]
+
+#: More marks than this on one segment are thinned out: every second one goes, which makes checked ranges longer.
+_MARKS_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A finished cleaner pass reached `clean_end` at `time_ms`: it dates the tombstones below `clean_end`."""
+
+    clean_end: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition's log.
+
+    Attributes:
+        segments: in offset order; the last may be active.
+        start, end: log start offset, and one past the last committed record.
+        clean_end: records below were folded by the cleaner (Kafka: first dirty offset).
+        passes: for tombstones' delete horizons, ascending.
+        splits: anchor offsets that kept older records of a key inside the clean section.
+        dropped_tombstone: highest offset of a tombstone that is gone, -1 for none.
+        generation: counts rollbacks; a swap made for another generation is void.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    start: int = 0
+    end: int = 0
+    clean_end: int = 0
+    passes: tuple[Pass, ...] = ()
+    splits: tuple[int, ...] = ()
+    dropped_tombstone: int = -1
+    generation: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.size for s in self.segments)
+
+    @property
+    def records(self) -> int:
+        return sum(s.records for s in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One micro-batch. `ends` holds every partition's end offset behind it; `source` the position it was read up to."""
+
+    number: int
+    time_ms: int
+    app: str
+    query: str
+    batch: int
+    source: tuple[str, ...]
+    digest: str
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A commit whose exact state stays restorable; `app` is set where `resume` pinned it for that app."""
+
+    name: str
+    commit: int
+    ends: tuple[int, ...]
+    app: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything a reader must know, as of manifest line `n`.
+
+    Attributes:
+        commits: those whose state may still be restored, ascending.
+        apps: app id → its last commit, for ever.
+    """
+
+    n: int
+    epoch: int
+    partitions: tuple[PartitionState, ...]
+    commits: tuple[Commit, ...] = ()
+    apps: Mapping[str, Commit] = field(default_factory=dict)
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)
+    next_commit: int = 1
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(p.end for p in self.partitions)
+
+    def named_files(self, partition: int) -> set[str]:
+        return {s.name for s in self.partitions[partition].segments}
+
+    def restorable(self, ends: tuple[int, ...]) -> bool:
+        """Whether the fold up to these offsets can still be computed exactly: nothing between was folded away."""
+        return all(
+            end >= p.clean_end or end in p.splits for end, p in zip(ends, self.partitions, strict=True)
+        )
+
+
+def empty(partitions: int, epoch: int, n: int = 0) -> State:
+    return State(n, epoch, tuple(PartitionState() for _ in range(partitions)))
+
+
+# -- one line -------------------------------------------------------------------------------------------------------
+
+
+def apply(state: State, line: Line) -> State:
+    """The state behind one more line. Raises `KeyError`, `ValueError` or `TypeError` where the line makes no sense."""
+    if line["n"] != state.n + 1:
+        raise ValueError(f"line {state.n + 1} was expected, this is line {line['n']}")
+    return _APPLY[line["t"]](replace(state, n=line["n"]), line)
+
+
+def _commit(state: State, line: Line) -> State:
+    if line["commit"] != state.next_commit:
+        raise ValueError(f"commit {state.next_commit} was expected, this is commit {line['commit']}")
+    after = _seal(state, line)
+    commit = Commit(
+        line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
+        line["digest"], after.ends,
+    )  # fmt: skip
+    after = replace(
+        after,
+        commits=(*state.commits, commit),
+        apps={**state.apps, commit.app: commit},
+        next_commit=commit.number + 1,
+    )
+    for name in line.get("unanchor", ()):
+        after = _unanchor(after, {"name": name})
+    return pruned(after) if commit.number % 1024 == 0 else after
+
+
+def _seal(state: State, line: Line) -> State:
+    """Take in `parts`: per partition the segments that grew, began or were sealed, each as it is now."""
+    partitions = list(state.partitions)
+    for key, pieces in line["parts"].items():
+        p = partitions[int(key)]
+        segments = list(p.segments)
+        for piece in pieces:
+            before = segments.pop() if segments and segments[-1].name == piece["file"] else None
+            segments.append(_grown(before, piece))
+        partitions[int(key)] = replace(p, segments=tuple(segments), end=segments[-1].next)
+    return replace(state, partitions=tuple(partitions))
+
+
+def _grown(before: Segment | None, piece: Line) -> Segment:
+    segment = segment_from(piece)
+    if segment.sealed:
+        return segment
+    if before is None:
+        position, crc = piece["start"]
+        marks: tuple[Mark, ...] = (Mark(position, segment.base, crc),)
+    else:
+        marks = before.marks
+    return replace(segment, marks=thin((*marks, Mark(segment.size, segment.next, piece["crc"]))))
+
+
+def _swap(state: State, line: Line) -> State:
+    p = state.partitions[line["partition"]]
+    out = set(line["out"])
+    if not out <= {s.name for s in p.segments}:
+        raise ValueError("a swap takes out segments that are not there")
+    rest = tuple(s for s in p.segments if s.name not in out)
+    added = tuple(segment_from(s) for s in line["in"])
+    changed = replace(
+        p,
+        segments=tuple(sorted((*added, *rest), key=lambda s: (s.base, s.next))),
+        clean_end=line["clean_end"],
+        passes=tuple(Pass(*x) for x in line["passes"]),
+        splits=tuple(line["splits"]),
+        dropped_tombstone=line["dropped_tombstone"],
+    )
+    return _with_partition(state, line["partition"], changed)
+
+
+def _delete(state: State, line: Line) -> State:
+    p = state.partitions[line["partition"]]
+    out = set(line["out"])
+    kept = tuple(s for s in p.segments if s.name not in out)
+    changed = replace(p, segments=kept, start=line["start"], clean_end=max(p.clean_end, line["start"]))
+    return _with_partition(state, line["partition"], changed)
+
+
+def _anchor(state: State, line: Line) -> State:
+    anchor = Anchor(line["name"], line["commit"], tuple(line["ends"]), line["app"])
+    return replace(state, anchors={**state.anchors, anchor.name: anchor})
+
+
+def _unanchor(state: State, line: Line) -> State:
+    return replace(state, anchors={k: v for k, v in state.anchors.items() if k != line["name"]})
+
+
+_APPLY: dict[str, Callable[[State, Line], State]] = {
+    "commit": _commit,
+    "seal": _seal,
+    "swap": _swap,
+    "delete": _delete,
+    "anchor": _anchor,
+    "unanchor": _unanchor,
+}
+
+
+def _with_partition(state: State, number: int, partition: PartitionState) -> State:
+    partitions = list(state.partitions)
+    partitions[number] = partition
+    return replace(state, partitions=tuple(partitions))
+
+
+def thin(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    """At most `_MARKS_MAX` marks; the first and the last stay."""
+    return marks if len(marks) <= _MARKS_MAX else (*marks[:-1:2], marks[-1])
+
+
+def pruned(state: State) -> State:
+    """Without the commits whose state cannot be restored any more."""
+    anchored = {a.commit for a in state.anchors.values()}
+    kept = tuple(c for c in state.commits if c.number in anchored or state.restorable(c.ends))
+    return replace(state, commits=kept)
+
+
+# -- the whole state as a line, and back ----------------------------------------------------------------------------
+
+
+def checkpoint(state: State, epoch: int, identity: str) -> Line:
+    """The line that begins the journal of `epoch`; it is line `state.n + 1` and changes nothing."""
+    state = pruned(state)
+    return {
+        "n": state.n + 1,
+        "t": "checkpoint",
+        "magic": "keyfold journal",
+        "version": FORMAT_VERSION,
+        "changelog": identity,
+        "epoch": epoch,
+        "next_commit": state.next_commit,
+        "partitions": [_partition_line(p) for p in state.partitions],
+        "commits": [_commit_line(c) for c in state.commits],
+        "apps": {name: _commit_line(c) for name, c in state.apps.items()},
+        "anchors": [
+            {"name": a.name, "commit": a.commit, "ends": list(a.ends), "app": a.app}
+            for a in state.anchors.values()
+        ],
+    }
+
+
+def from_checkpoint(line: Line) -> State:
+    """The state that a checkpoint line holds. Raises `KeyError`, `ValueError` or `TypeError` on nonsense."""
+    if line["t"] != "checkpoint" or line["magic"] != "keyfold journal":
+        raise ValueError("the first line of a journal is a checkpoint")
+    return State(
+        n=line["n"],
+        epoch=line["epoch"],
+        partitions=tuple(_partition_from(p) for p in line["partitions"]),
+        commits=tuple(_commit_from(c) for c in line["commits"]),
+        apps={name: _commit_from(c) for name, c in line["apps"].items()},
+        anchors={
+            a["name"]: Anchor(a["name"], a["commit"], tuple(a["ends"]), a["app"]) for a in line["anchors"]
+        },
+        next_commit=line["next_commit"],
+    )
+
+
+def _partition_line(p: PartitionState) -> Line:
+    return {
+        "start": p.start,
+        "end": p.end,
+        "clean_end": p.clean_end,
+        "passes": [[x.clean_end, x.time_ms] for x in p.passes],
+        "splits": list(p.splits),
+        "dropped_tombstone": p.dropped_tombstone,
+        "generation": p.generation,
+        "segments": [segment_line(s) for s in p.segments],
+    }
+
+
+def _partition_from(line: Line) -> PartitionState:
+    return PartitionState(
+        segments=tuple(segment_from(s) for s in line["segments"]),
+        start=line["start"],
+        end=line["end"],
+        clean_end=line["clean_end"],
+        passes=tuple(Pass(*x) for x in line["passes"]),
+        splits=tuple(line["splits"]),
+        dropped_tombstone=line["dropped_tombstone"],
+        generation=line["generation"],
+    )
+
+
+def segment_line(s: Segment) -> Line:
+    line: Line = {
+        "file": s.name,
+        "base": s.base,
+        "next": s.next,
+        "size": s.size,
+        "records": s.records,
+        "tombstones": s.tombstones,
+        "max_timestamp": s.max_timestamp,
+        "created": s.created_ms,
+    }
+    if s.index_crc is not None:
+        line["index_crc"] = s.index_crc
+    else:
+        line["marks"] = [[m.position, m.next_offset, m.crc] for m in s.marks]
+    return line
+
+
+def segment_from(line: Line) -> Segment:
+    return Segment(
+        line["file"], line["base"], line["next"], line["size"], line["records"], line["tombstones"],
+        line["max_timestamp"], line["created"], line.get("index_crc"),
+        tuple(Mark(*m) for m in line.get("marks", ())),
+    )  # fmt: skip
+
+
+def piece_line(after: Segment, *, begun: bool) -> Line:
+    """How a line names a segment that grew or was sealed; `begun`: the manifest has not named it before."""
+    line = segment_line(after)
+    if not after.sealed:
+        del line["marks"]
+        line["crc"] = after.marks[-1].crc
+        if begun:
+            line["start"] = [after.marks[0].position, after.marks[0].crc]
+    return line
+
+
+def _commit_line(c: Commit) -> Line:
+    return {
+        "commit": c.number,
+        "time": c.time_ms,
+        "app": c.app,
+        "query": c.query,
+        "batch": c.batch,
+        "source": list(c.source),
+        "digest": c.digest,
+        "ends": list(c.ends),
+    }
+
+
+def _commit_from(line: Line) -> Commit:
+    return Commit(
+        line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
+        line["digest"], tuple(line["ends"]),
+    )  # fmt: skip

@@ -1,0 +1,369 @@
+"""The one writer of a changelog in a process: a micro-batch in, durable and visible in all partitions at once.
+
+Follow one write: `Writer.commit` → `_append_partition` (blocks into each touched partition's active segment, synced in
+parallel) → `_acknowledge` (one manifest line, synced: **this is the commit**; no higher claim; the head).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from keyfold.checkpoints import state as states
+from keyfold.checkpoints.identity import Identity
+from keyfold.checkpoints.journal import JournalWriter
+from keyfold.checkpoints.state import Commit, Line, State
+from keyfold.checkpoints.views import Garbage
+from keyfold.statestore import names
+from keyfold.statestore.errors import StorageFailed, WriterFenced
+from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.segment import Block, Segment, SegmentWriter
+
+log = logging.getLogger("keyfold")
+
+#: Given the offset of the first record, the blocks that a batch adds to one partition, in order.
+Blocks = Callable[[int], Iterable[Block]]
+
+#: A journal longer than this, and than four times its checkpoint, is rolled: the writer succeeds itself.
+_JOURNAL_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a commit says of the batch it makes durable. `source`: the position the batch was read up to."""
+
+    app: str
+    batch: int
+    query: str = ""
+    source: tuple[str, ...] = ()
+    digest: str = ""
+    unanchor: tuple[str, ...] = ()
+
+
+class Writer:
+    """Appends commits and manifest lines for one epoch at a time. Thread-safe; one exists per changelog and process.
+
+    Invariants:
+        - `state` is what the manifest says up to its last line that was synced and not overtaken by a higher epoch.
+        - After the first failed write or sync, or once a higher epoch was seen, every further call raises.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        identity: Identity,
+        lock: OpenFile,
+        journal: JournalWriter,
+        state: State,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.files = files
+        self.root = root
+        self.identity = identity
+        self.clock_ms = clock_ms
+        self.state = state
+        self.garbage = Garbage(files, root)
+        #: the epoch this writer was opened with; rolled journals have higher ones
+        self.opened_epoch = state.epoch
+        #: held over a whole commit; also by callers that must see no commit between a look and an action
+        self.exclusive = threading.RLock()
+        self._lock_file = lock
+        self._journal = journal
+        self._checkpoint_bytes = journal.size
+        self._active: dict[int, SegmentWriter] = {}
+        self._segment_number = 0
+        self._number_lock = threading.Lock()
+        self._fenced: str | None = None
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="keyfold-append")
+        self._listeners: list[Callable[[State], None]] = []
+
+    # -- views ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def pin(self) -> Iterator[State]:
+        """The current state; its files stay until the context is left."""
+        self.garbage.hold(0)
+        state = self.state
+        self.garbage.hold(state.n)
+        self.garbage.release(0)
+        try:
+            yield state
+        finally:
+            self.garbage.release(state.n)
+
+    def is_active(self, partition: int, name: str) -> bool:
+        """Whether the named segment is the one being appended to."""
+        active = self._active.get(partition)
+        return active is not None and active.segment.name == name
+
+    @property
+    def fenced(self) -> bool:
+        """Whether every further write will be refused."""
+        return self._fenced is not None
+
+    def seal_active(self) -> None:
+        """Seal all active segments, so that the next batch begins new ones."""
+        with self.exclusive:
+            self._check_usable()
+            self._seal_active()
+
+    def on_change(self, listener: Callable[[State], None]) -> None:
+        """Call `listener` with the new state behind every line; it must return at once."""
+        self._listeners.append(listener)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def commit(self, parts: Mapping[int, Blocks], batch: Batch) -> Commit:
+        """Make one micro-batch durable and visible; returns when it is both.
+
+        Raises:
+            StorageFailed: a write or sync failed; this writer is fenced now.
+            WriterFenced: another writer has taken over; the batch is not acknowledged.
+            Anything that producing the blocks raises: then nothing of the batch counts, and the writer goes on.
+        """
+        with self.exclusive:
+            self._check_usable()
+            pieces = self._append(parts)
+            line: Line = {
+                "n": self.state.n + 1,
+                "t": "commit",
+                "commit": self.state.next_commit,
+                "time": self.clock_ms(),
+                "app": batch.app,
+                "query": batch.query,
+                "batch": batch.batch,
+                "source": list(batch.source),
+                "digest": batch.digest,
+                "parts": {str(p): lines for p, lines in sorted(pieces.items()) if lines},
+            }
+            if batch.unanchor:
+                line["unanchor"] = list(batch.unanchor)
+            self._acknowledge(line)
+            commit = self.state.commits[-1]
+            self._roll_if_long()
+        return commit
+
+    def write_line(self, line: Line) -> None:
+        """Write one manifest line that is no commit; its `n` is filled in."""
+        with self.exclusive:
+            self._check_usable()
+            self._acknowledge({"n": self.state.n + 1, **line})
+            self._roll_if_long()
+
+    def new_segment(self, partition: int, base: int) -> SegmentWriter:
+        """A new file in a partition's directory; it does not exist until a line names it."""
+        with self._number_lock:
+            self._segment_number += 1
+            number = self._segment_number
+        directory = names.partition(self.root, partition)
+        if not self.files.is_directory(directory):
+            self.files.make_directory(directory)
+            self.files.sync_directory(self.root)
+        name = names.segment_name(base, self.state.epoch, number)
+        return SegmentWriter(self.files, directory, name, base, self.clock_ms())
+
+    def replace_identity(self, identity: Identity, write: Callable[[], None]) -> None:
+        """Replace `changelog.json` by `write`, as long as nobody has taken over."""
+        with self.exclusive:
+            self._check_usable()
+            self._check_claim()
+            with self._failures(names.IDENTITY):
+                write()
+            self.identity = identity
+
+    def fence(self, reason: str) -> None:
+        """Refuse every further write."""
+        if self._fenced is None:
+            self._fenced = reason
+            log.error("changelog %s: writer of epoch %d is fenced: %s", self.root, self.state.epoch, reason)
+
+    def close(self) -> None:
+        """Seal the active segments, give up the lock. A fenced writer leaves everything as it is."""
+        with self.exclusive:
+            try:
+                if self._fenced is None:
+                    self._seal_active()
+                    self.garbage.collect()
+            finally:
+                self._fenced = self._fenced or "it was closed"
+                self._pool.shutdown()
+                for active in self._active.values():
+                    active.close()
+                self._journal.close()
+                self.files.close(self._lock_file)
+
+    # -- one commit, step by step -----------------------------------------------------------------------------------
+
+    def _append(self, parts: Mapping[int, Blocks]) -> dict[int, list[Line]]:
+        """Blocks into the active segments, synced; returns what the commit line says of each partition."""
+        futures: dict[int, Future[list[Line]]] = {}
+        try:
+            with self._failures("a segment"):
+                if len(parts) == 1:
+                    return {p: self._append_partition(p, blocks) for p, blocks in parts.items()}
+                futures = {p: self._pool.submit(self._append_partition, p, b) for p, b in parts.items()}
+                return {p: future.result() for p, future in futures.items()}
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            for future in futures.values():
+                with contextlib.suppress(BaseException):
+                    future.result()
+            self._abandon(parts)
+            raise
+
+    def _append_partition(self, partition: int, blocks: Blocks) -> list[Line]:
+        p = self.state.partitions[partition]
+        known = {s.name for s in p.segments}
+        active = self._active.get(partition)
+        current = p.segments[-1] if active is not None else None
+        pieces: list[Line] = []
+        next_offset = p.end
+        grown = new_file = False
+        for block in blocks(next_offset):
+            if active is not None and current is not None and self._is_full(current):
+                pieces.append(states.piece_line(active.seal(current), begun=current.name not in known))
+                active = None
+                new_file = True
+            if active is None:
+                active = self._active[partition] = self.new_segment(partition, next_offset)
+                new_file = True
+            next_offset = block.last + 1
+            current = active.append([block], next_offset)
+            grown = True
+        if grown and active is not None and current is not None:
+            active.sync()
+            pieces.append(states.piece_line(current, begun=current.name not in known))
+        if new_file:
+            self.files.sync_directory(names.partition(self.root, partition))
+        return pieces
+
+    def _is_full(self, segment: Segment) -> bool:
+        config = self.identity.config
+        lag = min(config.segment_ms, config.max_compaction_lag_ms)
+        return segment.size >= config.segment_bytes or (
+            segment.records > 0 and self.clock_ms() - segment.created_ms >= lag
+        )
+
+    def _abandon(self, parts: Iterable[int]) -> None:
+        """Nothing of a batch counts: its bytes are dead, its segments are not appended to any more."""
+        for partition in parts:
+            active = self._active.pop(partition, None)
+            if active is not None:
+                committed = next(
+                    (s for s in self.state.partitions[partition].segments if s.name == active.segment.name), None
+                )
+                # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them anyway.
+                with contextlib.suppress(OSError):
+                    active.abandon(committed)
+
+    def _acknowledge(self, line: Line) -> None:
+        after = states.apply(self.state, line)
+        try:
+            with self._failures("the manifest"):
+                self._journal.append(line)
+                self._check_claim()
+                self._journal.publish(line["n"])
+        except BaseException:
+            # Whether the line is in the journal is not known, so nothing may follow it.
+            self.fence("a manifest line may be incomplete")
+            raise
+        self.state = after
+        for listener in self._listeners:
+            listener(after)
+
+    # -- fencing ----------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._fenced is not None:
+            raise WriterFenced(
+                "This writer may not write any more.", path=self.root, expected="a writer without failures",
+                found=self._fenced, remedy="close it and open the changelog again: that goes through recovery",
+            )  # fmt: skip
+
+    def _check_claim(self) -> None:
+        highest = highest_epoch(self.files, self.root)
+        if highest > self.state.epoch:
+            self.fence(f"a writer with epoch {highest} has taken over")
+            self._check_usable()
+
+    @contextlib.contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            self.fence(f"writing {what} failed: {e.strerror or e}")
+            raise StorageFailed(
+                f"Writing {what} failed; nothing of this batch counts.", path=e.filename or self.root,
+                expected="a write and an fsync that succeed", found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="free or repair the disk, then open the changelog again; committed batches are safe",
+            ) from e  # fmt: skip
+
+    # -- rolling ----------------------------------------------------------------------------------------------------
+
+    def _seal_active(self) -> None:
+        parts: dict[str, list[Line]] = {}
+        with self._failures("a segment"):
+            for partition, active in sorted(self._active.items()):
+                segment = self.state.partitions[partition].segments[-1]
+                parts[str(partition)] = [states.piece_line(active.seal(segment), begun=False)]
+                self.files.sync_directory(names.partition(self.root, partition))
+        self._active.clear()
+        if parts:
+            self._acknowledge({"n": self.state.n + 1, "t": "seal", "parts": parts})
+
+    def _roll_if_long(self) -> None:
+        if self._journal.size <= max(_JOURNAL_BYTES, 4 * self._checkpoint_bytes):
+            return
+        self._seal_active()
+        with self._failures("the manifest"):
+            try:
+                journal = JournalWriter(self.files, self.root, self.state.epoch + 1)
+            except FileExistsError:
+                self._check_claim()
+                raise
+            state = begin_journal(journal, self.state, self.state.epoch + 1, self.identity.uuid)
+            self._check_claim_above(state.epoch)
+            self._journal.close()
+            self._journal, self._checkpoint_bytes = journal, journal.size
+            self.state = state
+            remove_journals_below(self.files, self.root, state.epoch)
+
+    def _check_claim_above(self, epoch: int) -> None:
+        if highest_epoch(self.files, self.root) > epoch:
+            self.fence(f"a writer with an epoch above {epoch} has taken over")
+            self._check_usable()
+
+
+def highest_epoch(files: Files, root: Path) -> int:
+    """The highest epoch that anybody has claimed, 0 for none."""
+    return max(journal_epochs(files, root), default=0)
+
+
+def journal_epochs(files: Files, root: Path) -> list[int]:
+    found = (names.journal_epoch(name) for name in files.list_directory(root / names.MANIFEST))
+    return sorted(epoch for epoch in found if epoch is not None)
+
+
+def begin_journal(journal: JournalWriter, state: State, epoch: int, identity: str) -> State:
+    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new number."""
+    line = states.checkpoint(state, epoch, identity)
+    journal.append(line)
+    journal.publish(line["n"])
+    return replace(states.pruned(state), n=line["n"], epoch=epoch)
+
+
+def remove_journals_below(files: Files, root: Path, epoch: int) -> None:
+    """Older journals, once a newer checkpoint is durable."""
+    for older in journal_epochs(files, root):
+        if older < epoch:
+            for path in (names.head(root, older), names.journal(root, older)):
+                with contextlib.suppress(FileNotFoundError):
+                    files.unlink(path)

@@ -1,0 +1,152 @@
+"""Blocks: one Arrow record batch as bytes. Codecs only, no I/O.
+
+A block is one *encapsulated message* of Arrow's IPC format, so blocks behind a schema message are an Arrow stream:
+
+    0          4               8                        8 + metadata length      8 + metadata length + body length
+    | FFFFFFFF | metadata len  | flatbuffer (RecordBatch) | body: the column buffers, 8-byte aligned |
+      4 bytes    int32, padded
+
+The offset column has no nulls, so its values are the first buffer that has bytes: in an uncompressed block the int64
+offsets begin where the body begins. `rebase` relies on that to place a finished block in the log.
+
+Arrow's format has no checksum. Nothing here is given to Arrow before its CRC32C was compared by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from keyfold.statestore.errors import BadRecord
+
+FORMAT_VERSION: Final = 1
+
+HEADERS_TYPE: Final = pa.list_(
+    pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+)
+
+#: The schema of every segment; the metadata is its magic and version.
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms"), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ],
+    metadata={"keyfold.magic": "segment", "keyfold.version": str(FORMAT_VERSION)},
+)
+
+#: The schema message that begins every segment.
+STREAM_HEADER: Final[bytes] = RECORD_SCHEMA.serialize().to_pybytes()
+
+#: Arrow's end-of-stream mark, written when a segment is sealed.
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+#: A block holds about this many bytes of keys and values, and at most this many records.
+BLOCK_BYTES: Final = 2 << 20
+BLOCK_RECORDS_MAX: Final = 1 << 20
+
+#: A block cannot be larger: Arrow's `binary` has 32-bit offsets.
+VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
+
+_PREFIX_BYTES: Final = 8
+
+
+def record_batch(
+    offsets: npt.NDArray[np.int64], timestamps: pa.Array, keys: pa.Array, values: pa.Array, headers: pa.Array
+) -> pa.RecordBatch:
+    """A batch of `RECORD_SCHEMA` from columns of equal length."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array(offsets, pa.int64()), timestamps, keys, values, headers], schema=RECORD_SCHEMA
+    )
+
+
+def binary_bytes(column: pa.Array) -> int:
+    """Bytes of data in a binary column, offsets and validity apart."""
+    if len(column) == 0:
+        return 0
+    offsets = np.frombuffer(column.buffers()[1], np.int32, 2 + len(column) - 1, column.offset * 4)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
+    """Slices of `batch` in order, each of about `block_bytes` of keys and values, at least one record each."""
+    count = batch.num_rows
+    if count == 0:
+        return
+    total = binary_bytes(batch.column("key")) + binary_bytes(batch.column("value"))
+    if total <= block_bytes + block_bytes // 2 and count <= BLOCK_RECORDS_MAX:
+        yield batch
+        return
+    ends = np.zeros(count, np.int64)
+    for name in ("key", "value"):
+        column = batch.column(name)
+        offsets = np.frombuffer(column.buffers()[1], np.int32, count + 1, column.offset * 4)
+        ends += offsets[1:].astype(np.int64) - int(offsets[0])
+    start, before = 0, 0
+    while start < count:
+        stop = int(np.searchsorted(ends, before + block_bytes, side="right"))
+        stop = min(max(stop, start + 1), start + BLOCK_RECORDS_MAX, count)
+        yield batch.slice(start, stop - start)
+        start, before = stop, int(ends[stop - 1])
+
+
+def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """One block. `compression`: None, "lz4" or "zstd" (applied to each column buffer, as Arrow's format has it)."""
+    if compression is None:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    whole = sink.getvalue()
+    header = _PREFIX_BYTES + int.from_bytes(memoryview(whole)[4:8], "little")
+    return whole.slice(header, whole.size - header - len(END_OF_STREAM))
+
+
+def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
+    """The records of one block whose checksum was compared; zero-copy where it is not compressed.
+
+    Args:
+        own: False where the bytes came from elsewhere: then every offset and length inside is validated too.
+    """
+    batch = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA)
+    if not own:
+        batch.validate(full=True)
+    return batch
+
+
+def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:
+    """`(position, length)` of each block in bytes that hold whole blocks and nothing else."""
+    reader = pa.BufferReader(data)
+    position = 0
+    while position < data.size:
+        pa.ipc.read_message(reader)
+        end = reader.tell()
+        yield position, end - position
+        position = end
+
+
+def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
+    """A copy of an uncompressed block, its offsets 0, 1, 2, … replaced by `base_offset` + 0, 1, 2, …
+
+    Raises:
+        BadRecord: the block's offsets are not 0, 1, 2, …: it was not made for being placed.
+    """
+    placed = np.frombuffer(block, np.uint8).copy()
+    records = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA).num_rows
+    body = _PREFIX_BYTES + int(placed[4:8].view("<i4")[0])
+    offsets = placed[body : body + 8 * records].view("<i8")
+    if records and (int(offsets[0]) != 0 or int(offsets[-1]) != records - 1):
+        raise BadRecord(
+            "A block that should be placed does not count its records from 0.",
+            expected=f"offsets 0 to {records - 1}",
+            found=f"{int(offsets[0])} to {int(offsets[-1])}",
+        )
+    offsets += base_offset
+    return placed

@@ -1,0 +1,80 @@
+"""The only module that knows what files and directories of a changelog are called.
+
+    changelog.json                       identity
+    lock                                 held by the writer
+    manifest/<epoch>.journal .head       what counts, and how far it is durable
+    readers/<id>.view  <id>.lease        views of readers: by lock, and by time
+    work/<epoch>/<owner>/                files of tasks that are not committed
+    <partition>/<base>-<epoch>-<n>.arrows .index
+    <partition>/store-<epoch>/           last values, disposable
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+IDENTITY = "changelog.json"
+LOCK = "lock"
+MANIFEST = "manifest"
+READERS = "readers"
+WORK = "work"
+
+_JOURNAL = re.compile(r"^([1-9][0-9]*)\.journal$")
+_SEGMENT = re.compile(r"^([0-9]{20})-([1-9][0-9]*)-([0-9]+)\.arrows$")
+_STORE = re.compile(r"^store-([1-9][0-9]*)$")
+
+
+def journal(root: Path, epoch: int) -> Path:
+    return root / MANIFEST / f"{epoch}.journal"
+
+
+def head(root: Path, epoch: int) -> Path:
+    return root / MANIFEST / f"{epoch}.head"
+
+
+def journal_epoch(name: str) -> int | None:
+    """The epoch of a journal's file name, None for any other name."""
+    found = _JOURNAL.match(name)
+    return int(found[1]) if found else None
+
+
+def segment_name(base_offset: int, epoch: int, number: int) -> str:
+    """The base offset with 20 digits as in Kafka, so that names sort; `number` is unique within the epoch."""
+    return f"{base_offset:020d}-{epoch}-{number}.arrows"
+
+
+def segment_epoch(name: str) -> int | None:
+    """The epoch that a segment or index was made in, None for any other name."""
+    found = _SEGMENT.match(name.replace(".index", ".arrows"))
+    return int(found[2]) if found else None
+
+
+def segment_index(segment: str) -> str:
+    return segment.removesuffix(".arrows") + ".index"
+
+
+def partition(root: Path, number: int) -> Path:
+    return root / str(number)
+
+
+def store(root: Path, partition_number: int, epoch: int) -> Path:
+    return partition(root, partition_number) / f"store-{epoch}"
+
+
+def store_epoch(name: str) -> int | None:
+    found = _STORE.match(name)
+    return int(found[1]) if found else None
+
+
+def view(root: Path, reader: str) -> Path:
+    return root / READERS / f"{reader}.view"
+
+
+def lease(root: Path, reader: str) -> Path:
+    return root / READERS / f"{reader}.lease"
+
+
+def work(root: Path, epoch: int, owner: str | None = None) -> Path:
+    directory = root / WORK / str(epoch)
+    return directory if owner is None else directory / owner

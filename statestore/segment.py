@@ -1,0 +1,329 @@
+"""Segments: files of consecutive blocks, and what vouches for their bytes.
+
+A segment is an Arrow IPC stream: the schema message, blocks, and once it is sealed the end-of-stream mark. What counts
+of it is said by a `Segment`, which the manifest keeps. A segment is vouched for in one of two ways:
+
+- by **marks**, while it is active and after a crash: each mark says that the CRC32C of bytes [0, position) is `crc`, so
+  the bytes between two marks are checked by going on from the first mark's CRC. Marks can be thinned out at will.
+- by its **index**, once it is sealed: one entry per block with its own CRC32C; the index's CRC32C is in the manifest.
+
+The index:
+
+    0      4     6     8               16              24              28           32             32 + 48·n
+    | KFIX | ver |  0  | segment bytes | blocks n      | header bytes  | header crc | entry 0 … entry n-1 |
+      4      u16   u16   u64             u64             u32             u32
+
+    entry: | base i64 | last i64 | position i64 | length i64 | max timestamp i64 | records u32 | crc u32 |
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from keyfold.statestore import names
+from keyfold.statestore.blocks import END_OF_STREAM, FORMAT_VERSION, STREAM_HEADER, block_lengths, decode
+from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
+from keyfold.statestore.files import Data, Files, OpenFile
+
+_INDEX_MAGIC: Final = b"KFIX"
+_INDEX_HEADER: Final = struct.Struct("<4sHHQQII")
+_ENTRY: Final = np.dtype(
+    [
+        ("base", "<i8"),
+        ("last", "<i8"),
+        ("position", "<i8"),
+        ("length", "<i8"),
+        ("max_timestamp", "<i8"),
+        ("records", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+_ENTRY_PACK: Final = struct.Struct("<qqqqqII")
+
+_REMEDY = "restore from a snapshot or a copy; `keyfold verify` lists everything that is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Bytes [0, position) of a segment have this CRC32C and hold the records below `next_offset`."""
+
+    position: int
+    next_offset: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What counts of one segment file. It covers the offsets [base, next), with gaps once it was compacted.
+
+    Attributes:
+        name: file name in the partition's directory.
+        size: bytes that count; anything behind them is dead.
+        records: how many there are, of which `tombstones` are deletes.
+        max_timestamp: largest record timestamp in ms, -1 without records.
+        created_ms: when the first record was appended (`segment.ms`, `max.compaction.lag.ms`).
+        index_crc: CRC32C of the index file, None while marks vouch.
+        marks: for a segment without index; the first is behind the schema message.
+    """
+
+    name: str
+    base: int
+    next: int
+    size: int
+    records: int
+    tombstones: int
+    max_timestamp: int
+    created_ms: int
+    index_crc: int | None = None
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def sealed(self) -> bool:
+        return self.index_crc is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One encoded block on its way into a segment. `data` is an Arrow buffer or anything like bytes."""
+
+    data: Data
+    base: int
+    last: int
+    records: int
+    tombstones: int
+    max_timestamp: int
+
+
+def block_of(batch: pa.RecordBatch, data: Data) -> Block:
+    """Describe an encoded batch of at least one record."""
+    offsets = batch.column("offset")
+    timestamps = np.frombuffer(batch.column("timestamp").buffers()[1], np.int64)
+    start = batch.column("timestamp").offset
+    return Block(
+        data=data,
+        base=offsets[0].as_py(),
+        last=offsets[-1].as_py(),
+        records=batch.num_rows,
+        tombstones=batch.column("value").null_count,
+        max_timestamp=int(timestamps[start : start + batch.num_rows].max()),
+    )
+
+
+class SegmentWriter:
+    """Appends blocks to one new segment file. The caller says when to sync, and what became part of a commit."""
+
+    def __init__(self, files: Files, directory: Path, name: str, base: int, now_ms: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._file: OpenFile = files.create(directory / name)
+        self._entries = bytearray()
+        self._crc = crc32c(STREAM_HEADER)
+        files.append(self._file, [STREAM_HEADER])
+        start = Mark(len(STREAM_HEADER), base, self._crc)
+        #: what was appended so far, whether committed or not
+        self.segment = Segment(name, base, base, start.position, 0, 0, -1, now_ms, None, (start,))
+
+    def append(self, blocks: Sequence[Block], next_offset: int) -> Segment:
+        """Write blocks behind each other and return the segment with one more mark; `next_offset`: behind the last."""
+        before = self.segment
+        position, crc = before.size, self._crc
+        records, tombstones, newest = before.records, before.tombstones, before.max_timestamp
+        for b in blocks:
+            length = memoryview(b.data).nbytes
+            self._entries += _ENTRY_PACK.pack(
+                b.base, b.last, position, length, b.max_timestamp, b.records, crc32c(b.data)
+            )
+            crc = crc32c(b.data, crc)
+            position += length
+            records += b.records
+            tombstones += b.tombstones
+            newest = max(newest, b.max_timestamp)
+        self._files.append(self._file, [b.data for b in blocks])
+        self._crc = crc
+        marks = (*before.marks, Mark(position, next_offset, crc))
+        self.segment = Segment(
+            before.name, before.base, next_offset, position, records, tombstones, newest, before.created_ms,
+            None, marks,
+        )  # fmt: skip
+        return self.segment
+
+    def sync(self) -> None:
+        self._files.sync(self._file)
+
+    def seal(self, committed: Segment) -> Segment:
+        """End the stream behind what was committed, write and sync index and file; returns the sealed segment.
+
+        Bytes of an abandoned batch behind `committed.size` are cut off: no reader can name them.
+        """
+        if self._file.position > committed.size:
+            self._files.truncate(self._file, committed.size)
+        self._files.append(self._file, [END_OF_STREAM])
+        self._files.sync(self._file)
+        self._files.close(self._file)
+        blocks = np.frombuffer(bytes(self._entries), _ENTRY)
+        blocks = blocks[blocks["position"] < committed.size]
+        index = encode_index(committed.size, blocks)
+        write_index(self._files, self._directory / names.segment_index(committed.name), index)
+        return Segment(
+            committed.name, committed.base, committed.next, committed.size, committed.records, committed.tombstones,
+            committed.max_timestamp, committed.created_ms, crc32c(index), (),
+        )  # fmt: skip
+
+    def abandon(self, committed: Segment | None) -> None:
+        """Stop appending. Bytes behind `committed` go, the whole file goes where nothing of it was committed."""
+        try:
+            if committed is None:
+                self._files.unlink(self._file.path)
+            elif self._file.position > committed.size:
+                self._files.truncate(self._file, committed.size)
+        finally:
+            self._files.close(self._file)
+
+    def close(self) -> None:
+        self._files.close(self._file)
+
+
+def encode_index(segment_bytes: int, blocks: npt.NDArray[np.void]) -> bytes:
+    """The bytes of an index file, see the ruler at the top of the module."""
+    head = _INDEX_HEADER.pack(
+        _INDEX_MAGIC, FORMAT_VERSION, 0, segment_bytes, len(blocks), len(STREAM_HEADER), crc32c(STREAM_HEADER)
+    )
+    return head + blocks.tobytes()
+
+
+def write_index(files: Files, path: Path, index: bytes) -> None:
+    """A new index file, synced; the directory is synced by the caller."""
+    file = files.create(path)
+    try:
+        files.append(file, [index])
+        files.sync(file)
+    finally:
+        files.close(file)
+
+
+class SegmentReader:
+    """Reads the records of one segment that count, comparing checksums before Arrow sees a byte."""
+
+    def __init__(self, files: Files, directory: Path, segment: Segment) -> None:
+        self.segment = segment
+        self.path = directory / segment.name
+        self._files = files
+        self._index_path = directory / names.segment_index(segment.name)
+        self._data: pa.Buffer | None = None
+
+    def batches(self, from_offset: int = 0, to_offset: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Records with `from_offset` <= offset < `to_offset`, block by block, cut to the asked offsets.
+
+        Raises:
+            Damaged: bytes that count do not match their checksum.
+            ViewExpired: the file is not there any more.
+        """
+        segment = self.segment
+        to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
+        if from_offset >= to_offset or segment.records == 0:
+            return
+        for block in self._blocks(from_offset, to_offset):
+            batch = decode(block)
+            offsets = batch.column("offset").to_numpy(zero_copy_only=True)
+            start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
+            stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
+            if start < stop:
+                yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
+
+    def verify(self) -> None:
+        """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""
+        header = self._slice(0, len(STREAM_HEADER))
+        if header.to_pybytes() != STREAM_HEADER:
+            raise self._damaged("byte 0", "the schema message of a segment", "other bytes")
+        for batch in self.batches(self.segment.base):
+            batch.validate(full=True)
+
+    def _blocks(self, from_offset: int, to_offset: int) -> Iterator[pa.Buffer]:
+        if self.segment.sealed:
+            index = self.index()
+            first = int(np.searchsorted(index["last"], from_offset))
+            stop = int(np.searchsorted(index["base"], to_offset))
+            for i in range(first, stop):
+                entry = index[i]
+                position = int(entry["position"])
+                block = self._slice(position, int(entry["length"]))
+                self._compare(crc32c(block), int(entry["crc"]), position, block.size)
+                yield block
+            return
+        marks = self.segment.marks
+        for before, mark in zip(marks, marks[1:], strict=False):
+            if mark.next_offset <= from_offset or before.next_offset >= to_offset:
+                continue
+            data = self._slice(before.position, mark.position - before.position)
+            self._compare(crc32c(data, before.crc), mark.crc, before.position, data.size)
+            for position, length in block_lengths(data):
+                yield data.slice(position, length)
+
+    def index(self) -> npt.NDArray[np.void]:
+        """The entries of a sealed segment's index, compared with the CRC32C that the manifest has."""
+        data = self._read_index()
+        found = crc32c(data)
+        if found != self.segment.index_crc:
+            raise Damaged(
+                "An index does not match the checksum in the manifest.", path=self._index_path, position="byte 0",
+                expected=f"crc32c {self.segment.index_crc:08x}", found=f"crc32c {found:08x}", remedy=_REMEDY,
+            )  # fmt: skip
+        magic, version, _, size, count, _, _ = _INDEX_HEADER.unpack_from(data)
+        if magic != _INDEX_MAGIC or size != self.segment.size:
+            raise Damaged(
+                "An index belongs to another segment.", path=self._index_path, position="byte 0",
+                expected=f"{_INDEX_MAGIC!r} for {self.segment.size} bytes", found=f"{magic!r} for {size} bytes",
+                remedy=_REMEDY,
+            )  # fmt: skip
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(
+                "An index was written by a later version of keyfold.", path=self._index_path,
+                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
+            )  # fmt: skip
+        return np.frombuffer(data, _ENTRY, count, _INDEX_HEADER.size)
+
+    def _read_index(self) -> bytes:
+        try:
+            return self._files.read(self._index_path)
+        except FileNotFoundError as e:
+            raise self._gone(self._index_path) from e
+
+    def _slice(self, position: int, length: int) -> pa.Buffer:
+        if self._data is None:
+            try:
+                self._data = self._files.map(self.path)
+            except FileNotFoundError as e:
+                raise self._gone(self.path) from e
+        if self._data.size < position + length:
+            raise self._damaged(
+                f"byte {self._data.size}", f"{self.segment.size} bytes", f"{self._data.size} bytes"
+            )
+        return self._data.slice(position, length)
+
+    def _compare(self, found: int, expected: int, position: int, length: int) -> None:
+        if found != expected:
+            raise self._damaged(
+                f"bytes {position} to {position + length}", f"crc32c {expected:08x}", f"crc32c {found:08x}"
+            )
+
+    def _damaged(self, position: str, expected: str, found: str) -> Damaged:
+        return Damaged(
+            "Bytes of a segment that were committed are not as they were written.",
+            path=self.path, position=position, expected=expected, found=found, remedy=_REMEDY,
+        )  # fmt: skip
+
+    def _gone(self, path: Path) -> ViewExpired:
+        return ViewExpired(
+            "A file that this view names is not there any more.", path=path,
+            expected="the file, kept while a reader's view or lease needs it", found="no such file",
+            remedy="open the changelog again; if that fails too, the file was lost: restore from a snapshot",
+        )  # fmt: skip
