@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -186,9 +187,10 @@ class Changelog:
         """
         writer = self._open_host().writer
         batches = records.checked(table, writer.clock_ms())
-        digest = records.digest(batches)
-        compression = writer.identity.config.compression_type
-        parts = records.partitioned(batches, self.partitions, None if compression == "none" else compression)
+        digesting = writer.pool.submit(records.digest, batches)
+        compression = writer.identity.config.codec
+        parts = records.partitioned(batches, self.partitions, compression, writer.pool)
+        digest = digesting.result()
         with writer.exclusive:
             last = writer.state.apps.get(app_id)
             if batch_id is None:
@@ -207,16 +209,17 @@ class Changelog:
         host = self._open_host()
         with host.transactions:
             applied = not admission.admits_append(host.writer.state, app_id, batch_id, "")
-            transaction = Transaction(host.last_values(), applied=applied)
-            try:
+            with host.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:
                     self.append(transaction.changes(), app_id=app_id, batch_id=batch_id)
-            finally:
-                transaction.close()
 
     def compact(self) -> list[hosting.PassStatistics]:
-        """One full pass over every partition now, whatever its dirty ratio; what each did."""
+        """One full pass over every partition now, whatever its dirty ratio; what each did.
+
+        Raises:
+            ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
+        """
         return self._open_host().compact()
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -244,21 +247,10 @@ class Changelog:
             CompactedAway: an offset below the log's start.
             Damaged: bytes do not match their checksum.
         """
-        pinned = self.pinned()
-        state = pinned.__enter__()
-        try:
+        with ExitStack() as stack:
+            state = stack.enter_context(self.pinned())
             batches = reading.read_partition(self._files, self.path, state, partition, offset, to)
-        except BaseException:
-            pinned.__exit__(None, None, None)
-            raise
-
-        def generate() -> Iterator[pa.RecordBatch]:
-            try:
-                yield from batches
-            finally:
-                pinned.__exit__(None, None, None)
-
-        return generate()
+            return _Records(batches, stack.pop_all())
 
     def get(self, key: bytes) -> bytes | None:
         """The last committed value of a key, None where it has none.
@@ -328,6 +320,24 @@ class Changelog:
                 remedy="open it to write",
             )  # fmt: skip
         return self._host
+
+
+class _Records(Iterator[pa.RecordBatch]):
+    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is forgotten."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], pinned: ExitStack) -> None:
+        self._batches = batches
+        self._release = weakref.finalize(self, pinned.close)
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        self._release()
 
 
 def _check_same_partitions(root: Path, identity: Identity, partitions: int | None) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compact
+from keyfold.checkpoints.offset_map import Source
 from keyfold.checkpoints.state import PartitionState, Pass, State, segment_line
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
@@ -120,11 +121,23 @@ def clean_partition(writer: Writer, number: int, aborted: Callable[[], bool] = l
         made: list[SegmentWriter] = []
         try:
             _check_room(writer, section)
-            offset_map = _map(writer, number, section)
-            end = max(offset_map.end_offset, min(section.first_dirty, section.end))
+            source = _source(writer, number, section, aborted)
+            offset_map = OffsetMap.build(
+                source,
+                section.first_dirty,
+                section.anchors,
+                writer.identity.config.cleaner_dedupe_buffer_size,
+                dirty_end=section.end,
+            )
+            end = offset_map.end_offset
             taken = tuple(s for s in section.segments if s.base < end)
             counts = FoldCounts()
-            kept = _copy(writer, number, taken, offset_map, counts, section, end, aborted)
+            kept = compact(
+                _source(writer, number, replace(section, segments=taken), aborted),
+                offset_map,
+                section.tombstones_below,
+                counts,
+            )
             added = _write(writer, number, taken, kept, made)
             _publish(writer, state, number, section, end, taken, added, counts)
         except BaseException as e:
@@ -155,39 +168,16 @@ def _check_room(writer: Writer, section: Section) -> None:
         )  # fmt: skip
 
 
-def _map(writer: Writer, number: int, section: Section) -> OffsetMap:
+def _source(writer: Writer, number: int, section: Section, aborted: Callable[[], bool]) -> Source:
     directory = names.partition(writer.root, number)
 
-    def dirty() -> Iterable[pa.RecordBatch]:
-        return reading.read_segments(writer.files, directory, section.segments, section.first_dirty, section.end)
-
-    return OffsetMap.build(
-        dirty, section.first_dirty, section.anchors, writer.identity.config.cleaner_dedupe_buffer_size
-    )
-
-
-def _copy(
-    writer: Writer,
-    number: int,
-    taken: tuple[Segment, ...],
-    offset_map: OffsetMap,
-    counts: FoldCounts,
-    section: Section,
-    end: int,
-    aborted: Callable[[], bool],
-) -> Iterator[pa.RecordBatch]:
-    """What stays of the taken segments, in order; records behind the map's end stay as they are."""
-    directory = names.partition(writer.root, number)
-    last = taken[-1].next if taken else 0
-
-    def source(start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        for batch in reading.read_segments(writer.files, directory, taken, start, stop):
+    def source() -> Iterator[pa.RecordBatch]:
+        for batch in reading.read_segments(writer.files, directory, section.segments, 0, section.end):
             if aborted():
                 raise Aborted
             yield batch
 
-    yield from compact(source(0, end), offset_map, section.tombstones_below, counts)
-    yield from source(end, last)
+    return source
 
 
 def _write(
@@ -199,7 +189,6 @@ def _write(
 ) -> list[Segment]:
     """The kept records as sealed segments of up to `segment.bytes`, which together cover what the taken ones covered."""
     config = writer.identity.config
-    compression = None if config.compression_type == "none" else config.compression_type
     base, end = taken[0].base, taken[-1].next
     sealed: list[Segment] = []
     current: SegmentWriter | None = None
@@ -211,7 +200,7 @@ def _write(
         if current is None:
             current = writer.new_segment(number, base)
             made.append(current)
-        data = encode(batch, compression)
+        data = encode(batch, config.codec)
         current.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
     if current is not None:
         sealed.append(current.seal(replace(current.segment, next=end)))

@@ -110,6 +110,11 @@ class LogConfig:
     store_backlog_bytes: int = _option("store.backlog.bytes", 1 << 30, _at_least(1 << 20, _bytes))
     anchors_auto: int = _option("anchors.auto", 3, _at_least(0, _int))
 
+    @property
+    def codec(self) -> str | None:
+        """`compression.type` as Arrow names it."""
+        return None if self.compression_type == "none" else self.compression_type
+
     def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
         """These settings with some changed, by their Kafka names.
 

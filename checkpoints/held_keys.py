@@ -6,7 +6,7 @@ are decoded copies, whoever adds the keys first moves them to where they may sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from keyfold.statestore.errors import BadRecord
-from keyfold.statestore.keybytes import Ints, Layout, Memory, Spots, Words, layout_of
+from keyfold.statestore.keybytes import Ints, Layout, Memory, Spots, layout_of
 
 #: Every array begins at a multiple of 1 << _PAGE_BITS positions, so a position's page leads straight to its array.
 _PAGE_BITS: Final = 10
@@ -64,8 +64,11 @@ class HeldKeys:
         self._arrays: list[_Array] = []
         self._pages: _Pages | None = None
 
-    def add(self, keys: pa.Array) -> int:
-        """Hold one more array of `binary` or `string` keys; returns the position of its first key.
+    def add(self, keys: pa.Array) -> tuple[int, int]:
+        """Hold one more array of `binary` or `string` keys.
+
+        Returns:
+            the position of its first key, and the bytes of all its keys.
 
         Raises:
             BadRecord: as `layout_of`, or the type has 64-bit offsets.
@@ -73,14 +76,16 @@ class HeldKeys:
         layout = layout_of(keys)
         if layout.offsets.dtype != np.int32:
             raise BadRecord("The key column of records is binary.", expected="binary", found=str(keys.type))
+        if layout.offsets.ctypes.data % _OFFSET_BYTES:
+            layout = replace(layout, offsets=layout.offsets.copy())
         if layout.rows:
             self.width = layout.width if self.width == layout.width or not self._arrays else None
             self._arrays.append(_Array(keys, layout, self.end, self.count))
             self._pages = None
-        first = self.end
+        first, span = self.end, layout.span
         self.end += -(-layout.rows // _PAGE_ROWS) * _PAGE_ROWS
         self.count += layout.rows
-        return first
+        return first, span[1] - span[0]
 
     def ordinals(self, positions: Ints) -> Ints:
         """The number of each key in the order of adding, without the skipped positions."""
@@ -105,7 +110,7 @@ class HeldKeys:
         for i in np.unique(number).tolist():
             array = self._arrays[i]
             rows = positions[order[slice(*np.searchsorted(number[order], [i, i + 1]))]] - array.first
-            parts.append(array.keys.cast(pa.large_binary()).take(pa.array(rows)))
+            parts.append(array.keys.take(pa.array(rows)).cast(pa.large_binary()))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return pa.concat_arrays(parts).take(pa.array(back)) if parts else pa.array([], pa.large_binary())
@@ -141,15 +146,17 @@ class HeldKeys:
         )  # fmt: skip
 
 
-def keys_at(keys: pa.Array, rows: Ints) -> Spots:
-    """Where some keys of one array are; the caller holds the array."""
-    layout = layout_of(keys)
-    memory = Memory(*layout.span)
-    if layout.width is not None:
-        return Spots(memory, layout.span[0] + rows * layout.width, layout.width, None)
-    return Spots(memory, layout.addresses()[rows], None, layout.lengths()[rows])
+class ArrayKeys:
+    """The keys of one array that the caller holds, by row."""
 
+    def __init__(self, keys: pa.Array) -> None:
+        layout = layout_of(keys)
+        self._memory = Memory(*layout.span)
+        self._start, self._width = layout.span[0], layout.width
+        self._addresses, self._lengths = layout.addresses(), layout.lengths()
 
-def as_positions(words: Words) -> Ints:
-    """Positions kept in 64-bit words, for indexing."""
-    return words.view(np.int64)
+    def spots(self, rows: Ints) -> Spots:
+        """Where the keys of these rows are."""
+        if self._width is not None:
+            return Spots(self._memory, self._start + rows * self._width, self._width, None)
+        return Spots(self._memory, self._addresses[rows], None, self._lengths[rows])

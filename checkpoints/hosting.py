@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from keyfold.checkpoints.compactor import PassStatistics, clean_partition
 from keyfold.checkpoints.identity import write_identity
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import Creation, open_writer
+from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.writer import Writer
-from keyfold.statestore.errors import ChangelogLocked
+from keyfold.statestore.errors import ChangelogLocked, ConfigError
 from keyfold.statestore.files import Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.typed import Columns
@@ -37,12 +39,32 @@ class Host:
         """The last values as of the commit that is current now; waits until the stores have reached it."""
         return self._keeper.current()
 
+    @contextmanager
+    def transaction(self, *, applied: bool = False) -> Iterator[Transaction]:
+        """A transaction on the last values as of now; what becomes of its changes is the caller's."""
+        base = self.last_values().snapshot()
+        try:
+            with Transaction(base, applied=applied) as transaction:
+                yield transaction
+        finally:
+            base.close()
+
     def wait_for_room(self) -> None:
         """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
         self._keeper.wait_for_room()
 
     def compact(self) -> list[PassStatistics]:
-        """Seal the active segments and clean every partition until nothing more can be folded."""
+        """Seal the active segments and clean every partition until nothing more can be folded.
+
+        Raises:
+            ConfigError: the cleanup policy does not compact.
+        """
+        policy = self.writer.identity.config.cleanup_policy
+        if "compact" not in policy:
+            raise ConfigError(
+                "This changelog keeps every change.", path=self.writer.root, expected="a cleanup.policy with compact",
+                found=policy, remedy="set cleanup.policy to compact if only last values should stay",
+            )  # fmt: skip
         done = []
         with self.cleaning:
             self.writer.seal_active()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -29,7 +30,7 @@ Tabular: TypeAlias = pa.Table | pa.RecordBatch
 
 _COLUMNS: Final = ("key", "value", "timestamp", "headers")
 #: Rows are partitioned in slices of at most so many, so that memory does not grow with the table.
-_SLICE_ROWS: Final = 1 << 18
+_SLICE_ROWS: Final = 1 << 17
 _INT32_MAX: Final = (1 << 31) - 1
 
 
@@ -103,17 +104,19 @@ def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
 
 
 def partitioned(
-    batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None
+    batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None, pool: Executor
 ) -> dict[int, Blocks]:
     """For each partition that gets records: a function that makes its blocks, given the first offset."""
     if partitions == 1:
         rows: list[list[npt.NDArray[np.intp] | None]] = [[None] for _ in batches]
     else:
-        rows = [_rows_by_partition(batch, partitions) for batch in batches]
-    touched = [
-        p for p in range(partitions) if any(r[p] is None or len(r[p]) for r in rows)  # type: ignore[arg-type]
-    ]
+        rows = list(pool.map(lambda batch: _rows_by_partition(batch, partitions), batches))
+    touched = [p for p in range(partitions) if any(_some(batch, r[p]) for batch, r in zip(batches, rows, strict=True))]
     return {p: _blocks(batches, [r[p] for r in rows], compression) for p in touched}
+
+
+def _some(batch: pa.RecordBatch, rows: npt.NDArray[np.intp] | None) -> bool:
+    return batch.num_rows > 0 if rows is None else len(rows) > 0
 
 
 def _rows_by_partition(batch: pa.RecordBatch, partitions: int) -> list[npt.NDArray[np.intp] | None]:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.fold import last_values
 from keyfold.checkpoints.opening import View
-from keyfold.checkpoints.state import Commit, State
+from keyfold.checkpoints.state import Commit, PartitionState, State
 from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
 from keyfold.statestore.blocks import RECORD_SCHEMA
@@ -145,10 +145,20 @@ def _compacted_away(state: State, root: Path, what: str) -> CompactedAway:
 
 
 def state_batches(
-    files: Files, directory: Path, segments: tuple[Segment, ...], end: int
+    files: Files, directory: Path, segments: tuple[Segment, ...], end: int, unique_below: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The last record of every key of one partition below offset `end`, deletes left out, in offset order."""
-    return last_values(lambda: reading.read_segments(files, directory, segments, 0, end))
+    """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
+
+    `unique_below`: no two records below that offset have the same key, see `unique_below_of`.
+    """
+    return last_values(
+        lambda: reading.read_segments(files, directory, segments, 0, end), min(unique_below, end)
+    )
+
+
+def unique_below_of(p: PartitionState) -> int:
+    """The clean section's end, or the first anchor inside it: below, no key occurs twice."""
+    return min((p.clean_end, *p.splits))
 
 
 class RestoredState:
@@ -253,7 +263,8 @@ class RestoredState:
 
     def _partition(self, number: int) -> Iterator[pa.RecordBatch]:
         p = self._state.partitions[number]
-        return state_batches(self._files, names.partition(self.path, number), p.segments, self.ends[number])
+        directory = names.partition(self.path, number)
+        return state_batches(self._files, directory, p.segments, self.ends[number], unique_below_of(p))
 
     def _all(self) -> list[pa.RecordBatch]:
         """All partitions, two at a time."""

@@ -81,7 +81,7 @@ class Writer:
         self._segment_number = 0
         self._number_lock = threading.Lock()
         self._fenced: str | None = None
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="keyfold-append")
+        self.pool = ThreadPoolExecutor(4, thread_name_prefix="keyfold-append")
         self._listeners: list[Callable[[State], None]] = []
 
     # -- views ------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Writer:
                     self.garbage.collect()
             finally:
                 self._fenced = self._fenced or "it was closed"
-                self._pool.shutdown()
+                self.pool.shutdown()
                 for active in self._active.values():
                     active.close()
                 self._journal.close()
@@ -208,7 +208,7 @@ class Writer:
             with self._failures("a segment"):
                 if len(parts) == 1:
                     return {p: self._append_partition(p, blocks) for p, blocks in parts.items()}
-                futures = {p: self._pool.submit(self._append_partition, p, b) for p, b in parts.items()}
+                futures = {p: self.pool.submit(self._append_partition, p, b) for p, b in parts.items()}
                 return {p: future.result() for p, future in futures.items()}
         except BaseException:
             for future in futures.values():

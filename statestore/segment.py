@@ -18,8 +18,10 @@ The index:
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -118,6 +120,11 @@ def block_of(batch: pa.RecordBatch, data: Data) -> Block:
     )
 
 
+#: Behind so many unsynced bytes a sync is begun in the background, so that the disk works while blocks are made.
+_EARLY_SYNC_BYTES: Final = 16 << 20
+_early_syncs = ThreadPoolExecutor(2, thread_name_prefix="keyfold-sync")
+
+
 class SegmentWriter:
     """Appends blocks to one new segment file. The caller says when to sync, and what became part of a commit."""
 
@@ -126,6 +133,8 @@ class SegmentWriter:
         self._directory = directory
         self._file: OpenFile = files.create(directory / name)
         self._entries = bytearray()
+        self._unsynced = 0
+        self._early: Future[None] | None = None
         self._crc = crc32c(STREAM_HEADER)
         files.append(self._file, [STREAM_HEADER])
         start = Mark(len(STREAM_HEADER), base, self._crc)
@@ -149,6 +158,10 @@ class SegmentWriter:
             newest = max(newest, b.max_timestamp)
         self._files.append(self._file, [b.data for b in blocks])
         self._crc = crc
+        self._unsynced += position - before.size
+        if self._unsynced >= _EARLY_SYNC_BYTES and (self._early is None or self._early.done()):
+            self._settle()
+            self._early, self._unsynced = _early_syncs.submit(self._files.sync, self._file), 0
         marks = (*before.marks, Mark(position, next_offset, crc))
         self.segment = Segment(
             before.name, before.base, next_offset, position, records, tombstones, newest, before.created_ms,
@@ -157,13 +170,22 @@ class SegmentWriter:
         return self.segment
 
     def sync(self) -> None:
+        """Everything appended so far survives a power loss. Raises `OSError`, also of a sync begun earlier."""
+        self._settle()
         self._files.sync(self._file)
+        self._unsynced = 0
+
+    def _settle(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            early.result()
 
     def seal(self, committed: Segment) -> Segment:
         """End the stream behind what was committed, write and sync index and file; returns the sealed segment.
 
         Bytes of an abandoned batch behind `committed.size` are cut off: no reader can name them.
         """
+        self._settle()
         if self._file.position > committed.size:
             self._files.truncate(self._file, committed.size)
         self._files.append(self._file, [END_OF_STREAM])
@@ -181,6 +203,7 @@ class SegmentWriter:
     def abandon(self, committed: Segment | None) -> None:
         """Stop appending. Bytes behind `committed` go, the whole file goes where nothing of it was committed."""
         try:
+            self._settle()
             if committed is None:
                 self._files.unlink(self._file.path)
             elif self._file.position > committed.size:
@@ -189,6 +212,8 @@ class SegmentWriter:
             self._files.close(self._file)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._settle()
         self._files.close(self._file)
 
 

@@ -1,0 +1,203 @@
+"""Log compaction as a pure function: batches of records in, batches of records out. No files, no clock.
+
+A record is **obsolete** if a later record of the same key lies in the same interval between anchors, within what the
+offset map covers. `compact` drops obsolete records, and tombstones that are older than their horizon and have nothing
+of their key left in front of them. So:
+
+1. The state at every anchor, and at every offset from the map's end on, is the same before and after.
+2. Order, offsets, timestamps and headers never change.
+3. Two keys are one only if their bytes are equal, whatever their hashes do.
+4. Compacting the result again, with nothing dirty and no later horizon, changes nothing.
+
+Batches have the columns of `RECORD_SCHEMA` (others pass through), offsets ascend over all batches, with gaps or without.
+Memory: the map's budget, and that of a few batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.checkpoints.held_keys import HeldKeys
+from keyfold.checkpoints.last_keys import HashKeys, LastKeys
+from keyfold.checkpoints.offset_map import Hold, OffsetMap, Source
+from keyfold.checkpoints.tombstones import ExpiredTombstones, has_value
+from keyfold.statestore.hashing import xxh64
+from keyfold.statestore.keybytes import Ints
+
+__all__ = ["FoldCounts", "OffsetMap", "compact", "last_per_key", "last_values"]
+
+#: Smaller batches that follow one another are put together first, up to so many records and bytes: every call costs.
+_SMALL_ROWS: Final = 4096
+_SMALL_BYTES: Final = 1 << 20
+#: The tombstones' keys get what the map leaves of its budget, but at least this share of it.
+_TOMBSTONE_SHARE: Final = 8
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+@dataclass
+class FoldCounts:
+    """What a pass has done so far. Bytes are those of the Arrow buffers, without compression.
+
+    Attributes:
+        highest_dropped_tombstone: its offset, or -1.
+    """
+
+    records_read: int = 0
+    records_kept: int = 0
+    bytes_read: int = 0
+    bytes_kept: int = 0
+    tombstones_dropped: int = 0
+    highest_dropped_tombstone: int = -1
+
+
+def compact(
+    source: Source,
+    offset_map: OffsetMap,
+    tombstones_below: int,
+    counts: FoldCounts | None = None,
+    hash_keys: HashKeys = xxh64,
+    *,
+    hold: Hold = lambda keys: keys,
+) -> Iterator[pa.RecordBatch]:
+    """The records that stay, in order; a batch of which all records stay is passed on as it is.
+
+    Args:
+        source: the log from its start; called twice if there are tombstones to be dropped. The records that the map was
+            built of must be in it. Records at and behind the map's end pass through untouched.
+        tombstones_below: the horizon of the tombstones below this offset has passed. 0 for none.
+        counts: is kept up to date while the result is iterated.
+        hash_keys, hold: as for `OffsetMap.build`; `hash_keys` must be the same.
+
+    Raises:
+        BadRecord: a key is null or not `binary`.
+        ValueError: the source does not hold the records of the map; raised at the end, the result is void.
+    """
+    counts = FoldCounts() if counts is None else counts
+    below = min(tombstones_below, offset_map.end_offset)
+    expired = ExpiredTombstones(source, below, _spare_bytes(offset_map), hash_keys, hold)
+    cursor = offset_map.cursor()
+    for batch in _gathered(source()):
+        hashes = _Hashes(batch, hash_keys)
+        rows = expired.without(batch, cursor.kept(batch, hashes), hashes)
+        counts.records_read += batch.num_rows
+        counts.bytes_read += batch.nbytes
+        staying = _select(batch, rows)
+        counts.records_kept += staying.num_rows
+        counts.bytes_kept += staying.nbytes
+        counts.tombstones_dropped = expired.dropped
+        counts.highest_dropped_tombstone = expired.highest_dropped
+        if staying.num_rows:
+            yield staying
+    cursor.finish()
+
+
+def last_values(
+    source: Source,
+    unique_below: int = 0,
+    hash_keys: HashKeys = xxh64,
+    *,
+    hold: Hold = lambda keys: keys,
+) -> Iterator[pa.RecordBatch]:
+    """The last record of every key, unless it is a tombstone, in the order of offsets.
+
+    Args:
+        source: all records of the log up to the point whose state is wanted; called twice.
+        unique_below: the caller vouches that no two records below this offset have the same key (a clean section
+            without anchors inside). Those keys are then only looked up: memory is 16 bytes for every distinct key from
+            here on.
+        hash_keys, hold: as for `OffsetMap.build`.
+
+    Raises:
+        As `compact`.
+    """
+    offset_map = OffsetMap.build(source, unique_below, (), None, hash_keys, hold=hold)
+    cursor = offset_map.cursor()
+    for batch in _gathered(source()):
+        rows = cursor.kept(batch, _Hashes(batch, hash_keys))
+        if batch.column("value").null_count:
+            values = has_value(batch)
+            rows = np.flatnonzero(values) if rows is None else rows[values[rows]]
+        staying = _select(batch, rows)
+        if staying.num_rows:
+            yield staying
+    cursor.finish()
+
+
+def last_per_key(rows: Rows, hash_keys: HashKeys = xxh64) -> Rows:
+    """The rows that are the last of their key, tombstones too, in their order. `rows` needs only a column `key`."""
+    column = rows.column("key")
+    held = HeldKeys()
+    last = LastKeys(held, None, hash_keys)
+    for keys in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        last.add(keys)
+    last.finish()
+    if last.distinct == rows.num_rows:
+        return rows
+    return rows.take(pa.array(held.ordinals(last.positions().astype(np.int64))))
+
+
+class _Hashes:
+    """The hashes of a batch's keys, computed when first asked for."""
+
+    def __init__(self, batch: pa.RecordBatch, hash_keys: HashKeys) -> None:
+        self._batch = batch
+        self._hash_keys = hash_keys
+        self._hashes: npt.NDArray[np.int64] | None = None
+
+    def __call__(self) -> npt.NDArray[np.int64]:
+        if self._hashes is None:
+            self._hashes = self._hash_keys(self._batch.column("key"))
+        return self._hashes
+
+
+def _spare_bytes(offset_map: OffsetMap) -> int | None:
+    budget = offset_map.budget_bytes
+    if budget is None:
+        return None
+    return max(int(budget * (1 - offset_map.utilisation)), budget // _TOMBSTONE_SHARE)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same records, with small batches put together."""
+    small: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if batch.num_rows >= _SMALL_ROWS or batch.nbytes >= _SMALL_BYTES:
+            yield from _joined(small)
+            small, rows, size = [], 0, 0
+            yield batch
+            continue
+        if rows + batch.num_rows > _SMALL_ROWS or size + batch.nbytes > _SMALL_BYTES:
+            yield from _joined(small)
+            small, rows, size = [], 0, 0
+        small.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    yield from _joined(small)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
+def _select(batch: pa.RecordBatch, rows: Ints | None) -> pa.RecordBatch:
+    """Some rows of a batch; a view where they lie together."""
+    if rows is None:
+        return batch
+    if len(rows) == 0:
+        return batch.slice(0, 0)
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return batch.slice(first, len(rows))
+    return batch.take(pa.array(rows))

@@ -1,0 +1,239 @@
+"""Which records of the dirty section are the last of their key, and which older ones they make obsolete.
+
+Anchors cut a partition's offsets into intervals: the state must stay exact at every anchor, so a record is obsolete
+only if a later record of its key lies in the same interval. Below the first dirty offset, keys are unique in every
+interval. Of the intervals that the map covers, only the first can reach down into the clean section; what the others
+decide concerns dirty records alone and is settled when the map is built. So only the first interval's keys are kept for
+looking up, and of the others no more than the numbers of the records that stay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from keyfold.checkpoints.held_keys import HeldKeys
+from keyfold.checkpoints.last_keys import BYTES_PER_KEY, HashKeys, LastKeys
+from keyfold.statestore.hashing import xxh64
+from keyfold.statestore.keybytes import Ints
+
+#: Gives the same batches each time it is called.
+Source: TypeAlias = Callable[[], Iterable[pa.RecordBatch]]
+#: Moves keys to where they may stay for the life of a map.
+Hold: TypeAlias = Callable[[pa.Array], pa.Array]
+
+
+def offsets_of(batch: pa.RecordBatch) -> Ints:
+    """The offsets of a batch's records, without a copy."""
+    offsets: Ints = batch.column("offset").to_numpy()
+    return offsets
+
+
+class OffsetMap:
+    """The keys of the records in [first_dirty, end_offset), each with its last record per interval.
+
+    Attributes:
+        first_dirty: where it begins.
+        end_offset: where it ends: the dirty section's end, or the offset of the first record for whose key there was no
+            room. The first record always has room.
+        records: how many records it covers.
+        distinct_keys: how many of them are the last of their key in their interval.
+        budget_bytes: what it was allowed, None for no limit.
+    """
+
+    def __init__(
+        self, first_dirty: int, end_offset: int, head: LastKeys, head_start: int, kept: npt.NDArray[np.uint32],
+        records: int, budget_bytes: int | None,
+    ) -> None:  # fmt: skip
+        self.first_dirty = first_dirty
+        self.end_offset = end_offset
+        self.records = records
+        self.budget_bytes = budget_bytes
+        self.distinct_keys = len(kept)
+        self._head = head
+        self._head_start = head_start
+        self._kept = kept
+
+    @classmethod
+    def build(
+        cls,
+        dirty: Source,
+        first_dirty: int,
+        anchors: Sequence[int],
+        budget_bytes: int | None,
+        hash_keys: HashKeys = xxh64,
+        *,
+        dirty_end: int | None = None,
+        hold: Hold = lambda keys: keys,
+    ) -> OffsetMap:
+        """The map of as much of the dirty section as the budget allows, oldest records first.
+
+        Args:
+            dirty: the dirty records, in order; records outside [first_dirty, dirty_end) are passed over.
+            anchors: offsets, in any order: records below one are in another interval than those from it on.
+            budget_bytes: 16 for every distinct key of every interval, however long the keys are.
+            dirty_end: None for one past the last record.
+            hold: by default batches are referred to for the life of the map, which is right where they are views
+                of mapped files. For decoded copies give a function that moves keys, say to a mapped temporary file.
+
+        Raises:
+            BadRecord: a key is null or not `binary`.
+            ValueError: offsets do not ascend.
+        """
+        cuts = sorted(a for a in set(anchors) if a > first_dirty)
+        capacity = None if budget_bytes is None else max(1, budget_bytes // BYTES_PER_KEY)
+        pieces = _Pieces(capacity, hash_keys, cuts)
+        for offsets, keys in _dirty_keys(dirty, first_dirty, dirty_end):
+            if not pieces.add(offsets, keys, hold):
+                break
+        head, kept, records, complete = pieces.finish()
+        if not complete:
+            dirty_end = _offset_of(dirty, first_dirty, records)
+        elif dirty_end is None:
+            dirty_end = max(first_dirty, pieces.last_offset + 1)
+        head_start = max((a for a in anchors if a <= first_dirty), default=0)
+        return cls(first_dirty, dirty_end, head, head_start, kept, records, budget_bytes)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the budget that was used."""
+        if self.budget_bytes is None:
+            return 0.0
+        return self.distinct_keys / max(1, self.budget_bytes // BYTES_PER_KEY)
+
+    def cursor(self) -> Cursor:
+        """For going over the log once."""
+        return Cursor(self, self._head, self._head_start, self._kept)
+
+
+class Cursor:
+    """Goes over all records of a log from its start, and says of each batch which records are not obsolete."""
+
+    def __init__(
+        self, offset_map: OffsetMap, head: LastKeys, head_start: int, kept: npt.NDArray[np.uint32]
+    ) -> None:
+        self._map = offset_map
+        self._head = head
+        self._head_start = head_start
+        self._kept = kept
+        self._seen = 0
+
+    def kept(self, batch: pa.RecordBatch, hashes: Callable[[], npt.NDArray[np.int64]]) -> Ints | None:
+        """The rows of the next batch that are kept, ascending; None for all of them.
+
+        Args:
+            hashes: of the batch's keys; called only when needed.
+        """
+        offsets, first_dirty = offsets_of(batch), self._map.first_dirty
+        if len(offsets) == 0 or offsets[0] >= self._map.end_offset:
+            return None
+        head, clean, end = np.searchsorted(offsets, [self._head_start, first_dirty, self._map.end_offset]).tolist()
+        parts = [np.arange(head)]
+        if head < clean and self._head.distinct:
+            among = self._head.find(batch.column("key").slice(head, clean - head), hashes()[head:clean])
+            parts.append(np.flatnonzero(among < 0) + head)
+        else:
+            parts.append(np.arange(head, clean))
+        if clean < end:
+            start, stop = np.searchsorted(self._kept, [self._seen, self._seen + end - clean])
+            parts.append(self._kept[start:stop].astype(np.int64) + (clean - self._seen))
+            self._seen += end - clean
+        parts.append(np.arange(end, len(offsets)))
+        rows = np.concatenate(parts)
+        return None if len(rows) == len(offsets) else rows
+
+    def finish(self) -> None:
+        """To be called behind the last batch. Raises ValueError if these were not the records of the map."""
+        if self._seen != self._map.records:
+            raise ValueError(
+                f"The log has {self._seen} records in [{self._map.first_dirty}, {self._map.end_offset});"
+                f" the offset map was made of {self._map.records}."
+            )
+
+
+class _Pieces:
+    """The dirty section, cut at anchors: the last keys of each interval."""
+
+    def __init__(self, capacity: int | None, hash_keys: HashKeys, cuts: list[int]) -> None:
+        self._held = HeldKeys()
+        self._hash_keys = hash_keys
+        self._left = capacity
+        self._cuts = cuts
+        self._piece = LastKeys(self._held, capacity, hash_keys)
+        self._number = 0
+        self._head = self._piece
+        self._kept: list[npt.NDArray[np.uint32]] = []
+        self.last_offset = -1
+
+    def add(self, offsets: Ints, keys: pa.Array, hold: Hold) -> bool:
+        """The next records. False if the budget is exhausted."""
+        start = 0
+        while start < len(offsets):
+            number = bisect_right(self._cuts, int(offsets[start]))
+            if number != self._number:
+                self._close()
+                if self._piece.end is not None:
+                    return False
+                self._number = number
+                self._piece = LastKeys(self._held, self._left, self._hash_keys)
+            stop = len(offsets)
+            if number < len(self._cuts):
+                stop = int(np.searchsorted(offsets, self._cuts[number]))
+            if not self._piece.add(hold(keys.slice(start, stop - start))):
+                return False
+            start = stop
+        self.last_offset = int(offsets[-1])
+        return True
+
+    def finish(self) -> tuple[LastKeys, npt.NDArray[np.uint32], int, bool]:
+        """The first interval's keys, the numbers of the records that stay, how many are covered, and whether all."""
+        self._close()
+        end = self._piece.end
+        records = self._held.count
+        if end is not None and end < self._held.end:
+            records = int(self._held.ordinals(np.array([end]))[0])
+        kept = self._kept[0] if len(self._kept) == 1 else np.concatenate(self._kept)
+        return self._head, kept, records, end is None
+
+    def _close(self) -> None:
+        self._piece.finish()
+        if self._left is not None:
+            self._left -= self._piece.distinct
+        positions = self._piece.positions()
+        for start in range(0, len(positions), 1 << 16):
+            some = positions[start : start + (1 << 16)]
+            some[:] = self._held.ordinals(some.astype(np.int64))
+        self._kept.append(positions)
+
+
+def _dirty_keys(dirty: Source, first_dirty: int, dirty_end: int | None) -> Iterable[tuple[Ints, pa.Array]]:
+    """Offsets and keys of the dirty records, batch by batch."""
+    last = -1
+    for batch in dirty():
+        offsets = offsets_of(batch)
+        if len(offsets) == 0:
+            continue
+        if int(offsets[0]) <= last or int(offsets[-1]) - int(offsets[0]) < len(offsets) - 1:
+            raise ValueError(f"Offsets do not ascend behind offset {last}.")
+        last = int(offsets[-1])
+        start = int(np.searchsorted(offsets, first_dirty))
+        stop = len(offsets) if dirty_end is None else int(np.searchsorted(offsets, dirty_end))
+        if start < stop:
+            yield offsets[start:stop], batch.column("key").slice(start, stop - start)
+        if dirty_end is not None and last >= dirty_end:
+            return
+
+
+def _offset_of(dirty: Source, first_dirty: int, number: int) -> int:
+    """The offset of a dirty record by its number."""
+    seen = 0
+    for offsets, _ in _dirty_keys(dirty, first_dirty, None):
+        if number < seen + len(offsets):
+            return int(offsets[number - seen])
+        seen += len(offsets)
+    raise ValueError("The dirty records are not the same as when the offset map was built.")
