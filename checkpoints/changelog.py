@@ -13,12 +13,13 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints import admission, hosting, reading, records
+from keyfold.checkpoints import admission, anchoring, hosting, reading, records
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, check_partitions, read_identity
 from keyfold.checkpoints.opening import Creation, View
-from keyfold.checkpoints.state import Commit, State
+from keyfold.checkpoints.restore import At
+from keyfold.checkpoints.state import Anchor, Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock
 from keyfold.checkpoints.writer import Batch
@@ -89,7 +90,9 @@ class Changelog:
                 )  # fmt: skip
             return cls._open_reader(files, root)
         if mode != "w":
-            raise ConfigError("There is no such mode.", expected="'w' or 'r'", found=repr(mode), remedy="correct it")
+            raise ConfigError(
+                "There is no such mode.", expected="'w' or 'r'", found=repr(mode), remedy="correct it"
+            )
         if files.exists(root / "changelog.json"):
             _check_same_partitions(root, read_identity(files, root), partitions)
         creation = Creation(partitions or 1, columns, changes)
@@ -222,6 +225,28 @@ class Changelog:
         """
         return self._open_host().compact()
 
+    # -- anchors ------------------------------------------------------------------------------------------------------
+
+    def anchors(self) -> dict[str, Anchor]:
+        """Name → the commit whose exact state it keeps restorable; those of `resume` are among them."""
+        return dict(self.state.anchors)
+
+    def anchor(self, name: str, at: At = None) -> Anchor:
+        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this returns.
+
+        Args:
+            at: the commit, as in `restore`; None for the last one.
+
+        Raises:
+            ConfigError: the name cannot be used, or another commit has it; or there is no such commit.
+            CompactedAway: the exact state at that commit no longer exists.
+        """
+        return anchoring.add_anchor(self._open_host().writer, name, at)
+
+    def drop_anchor(self, name: str) -> Anchor:
+        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has it."""
+        return anchoring.drop_anchor(self._open_host().writer, name)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -234,9 +259,13 @@ class Changelog:
                 yield state
 
     def read(
-        self, partition: int, offset: int | None = None, to: int | None = None
+        self, partition: int, offset: int | None = None, to: int | None = None, *, follow: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Committed records of a partition from `offset` on (default: the log's start), as of this call.
+
+        Args:
+            follow: the caller has applied everything below `offset` before and keeps something in step: then it is told
+                if a delete that it has not seen was compacted away.
 
         Yields:
             Arrow batches with columns offset, timestamp (ms), key, value (null: a delete), headers; offsets ascend, with
@@ -244,11 +273,13 @@ class Changelog:
 
         Raises:
             ConfigError: no such partition, or an offset beyond the end.
-            CompactedAway: an offset below the log's start.
+            CompactedAway: an offset below the log's start, or with `follow` a delete that would be missed.
             Damaged: bytes do not match their checksum.
         """
         with ExitStack() as stack:
             state = stack.enter_context(self.pinned())
+            if follow and offset is not None:
+                reading.check_following(state, self.path, partition, offset)
             batches = reading.read_partition(self._files, self.path, state, partition, offset, to)
             return _Records(batches, stack.pop_all())
 
@@ -279,7 +310,9 @@ class Changelog:
             found: bytes | None = None
             hit = False
             directory = self.path / str(partition)
-            for batch in reading.read_segments(self._files, directory, (segment,), segment.base, segment.next):
+            for batch in reading.read_segments(
+                self._files, directory, (segment,), segment.base, segment.next
+            ):
                 rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
                 if len(rows):
                     hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()

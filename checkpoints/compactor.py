@@ -139,7 +139,7 @@ def clean_partition(writer: Writer, number: int, aborted: Callable[[], bool] = l
                 counts,
             )
             added = _write(writer, number, taken, kept, made)
-            _publish(writer, state, number, section, end, taken, added, counts)
+            _publish(writer, state, number, section, end, taken, added, counts, made)
         except BaseException as e:
             for segment in made:
                 with contextlib.suppress(OSError):
@@ -241,6 +241,7 @@ def _publish(
     taken: tuple[Segment, ...],
     added: list[Segment],
     counts: FoldCounts,
+    made: list[SegmentWriter],
 ) -> None:
     """The swap: one manifest line, if nothing that the pass relied on has changed since it began."""
     with writer.exclusive:
@@ -257,6 +258,8 @@ def _publish(
             raise Aborted
         time_ms = writer.clock_ms()
         after = _after(before, section, end, counts, time_ms)
+        # From here on the line may be in the journal even if writing it fails, and then it names these files.
+        made.clear()
         writer.write_line(
             {
                 "t": "swap",

@@ -177,7 +177,7 @@ class Keeper:
         if store.applied > p.end:
             return True
         missed_delete = (
-            p.dropped_tombstone > self._dropped_seen[number] and 0 < store.applied <= p.dropped_tombstone
+            p.dropped_tombstone > self._dropped_seen[number] and reading.misses_delete(p, store.applied)
         )
         return missed_delete or (store.applied > self._started_at[number] < p.start)
 

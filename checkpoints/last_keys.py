@@ -38,8 +38,10 @@ _HALF_HASH: Final = np.uint64((1 << 64) - POSITIONS_MAX)
 _HALF: Final = np.uint64(32)
 #: So many entries are worked on at a time: their keys' cache lines fit the second-level cache.
 _SLICE: Final = 1 << 13
-#: Room for entries to begin with; it doubles where more than half of it is needed, up to what the capacity allows.
-_ROOM_MIN: Final = 1 << 20
+#: Room for entries to begin with. It doubles when it is full, up to what the capacity allows; beyond the second size
+#: only where folding leaves more than half of it in use.
+_ROOM_MIN: Final = 1 << 17
+_ROOM_FREE: Final = 1 << 23
 #: Smaller arrays of keys are gathered before they are hashed.
 _GATHER_ROWS: Final = 1 << 14
 _GATHER_BYTES: Final = 1 << 24
@@ -100,7 +102,7 @@ class LastKeys:
         return self.end is None
 
     def finish(self) -> None:
-        """Fold what was collected. No keys can be added after this."""
+        """Fold what was collected. No keys can be added after this; a second call does nothing."""
         self._hash_gathered()
         self._fold()
         # Gives the rest back to the system in place: a copy would need the memory twice.
@@ -151,7 +153,6 @@ class LastKeys:
         done = 0
         while done < len(hashes) and self.end is None:
             if self._fill == len(self._room):
-                self._fold()
                 self._make_room()
                 continue
             count = min(len(hashes) - done, len(self._room) - self._fill)
@@ -163,10 +164,13 @@ class LastKeys:
 
     def _make_room(self) -> None:
         room = len(self._room)
-        if self._fill * 2 > room and (self._room_max is None or room < self._room_max):
-            larger: Words = np.empty(min(room * 2, self._room_max or room * 2), np.uint64)
-            larger[: self._fill] = self._room[: self._fill]
-            self._room = larger
+        if room >= min(_ROOM_FREE, self._room_max or _ROOM_FREE):
+            self._fold()
+            if self._fill * 2 <= room or room == self._room_max:
+                return
+        larger: Words = np.empty(min(room * 2, self._room_max or room * 2), np.uint64)
+        larger[: self._fill] = self._room[: self._fill]
+        self._room = larger
 
     # -- folding ---------------------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class Cursor:
         self._head_start = head_start
         self._kept = kept
         self._seen = 0
+        self._used = 0
 
     def kept(self, batch: pa.RecordBatch, hashes: Callable[[], npt.NDArray[np.int64]]) -> Ints | None:
         """The rows of the next batch that are kept, ascending; None for all of them.
@@ -140,9 +141,11 @@ class Cursor:
         else:
             parts.append(np.arange(head, clean))
         if clean < end:
-            start, stop = np.searchsorted(self._kept, [self._seen, self._seen + end - clean])
-            parts.append(self._kept[start:stop].astype(np.int64) + (clean - self._seen))
+            numbers = self._kept[self._used : self._used + end - clean].astype(np.int64) - self._seen
+            numbers = numbers[: np.searchsorted(numbers, end - clean)]
+            parts.append(numbers + clean)
             self._seen += end - clean
+            self._used += len(numbers)
         parts.append(np.arange(end, len(offsets)))
         rows = np.concatenate(parts)
         return None if len(rows) == len(offsets) else rows
@@ -176,9 +179,10 @@ class _Pieces:
         while start < len(offsets):
             number = bisect_right(self._cuts, int(offsets[start]))
             if number != self._number:
-                self._close()
+                self._piece.finish()
                 if self._piece.end is not None:
                     return False
+                self._settle()
                 self._number = number
                 self._piece = LastKeys(self._held, self._left, self._hash_keys)
             stop = len(offsets)
@@ -192,7 +196,8 @@ class _Pieces:
 
     def finish(self) -> tuple[LastKeys, npt.NDArray[np.uint32], int, bool]:
         """The first interval's keys, the numbers of the records that stay, how many are covered, and whether all."""
-        self._close()
+        self._piece.finish()
+        self._settle()
         end = self._piece.end
         records = self._held.count
         if end is not None and end < self._held.end:
@@ -200,8 +205,8 @@ class _Pieces:
         kept = self._kept[0] if len(self._kept) == 1 else np.concatenate(self._kept)
         return self._head, kept, records, end is None
 
-    def _close(self) -> None:
-        self._piece.finish()
+    def _settle(self) -> None:
+        """Note which records of a finished interval stay."""
         if self._left is not None:
             self._left -= self._piece.distinct
         positions = self._piece.positions()

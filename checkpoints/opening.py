@@ -68,10 +68,11 @@ def open_writer(
     try:
         new = creation is not None and not files.exists(root / names.IDENTITY)
         if creation is not None and new:
-            _check_creatable(files, root)
-            for directory in (root, root / names.MANIFEST, root / names.READERS, root / names.WORK):
+            check_creatable(files, root)
+            for made in files.make_directory(root):
+                files.sync_directory(made.parent)
+            for directory in (root / names.MANIFEST, root / names.READERS, root / names.WORK):
                 files.make_directory(directory)
-            files.sync_directory(root.parent)
         else:
             read_identity(files, root)
         lock = _take_lock(files, root, steal)
@@ -90,7 +91,8 @@ def open_writer(
         ) from e  # fmt: skip
 
 
-def _check_creatable(files: Files, root: Path) -> None:
+def check_creatable(files: Files, root: Path) -> None:
+    """Raises `NotAChangelog` where something else is in the way of a new changelog."""
     if files.exists(root) and not files.is_directory(root):
         found = "a file"
     else:
@@ -149,6 +151,9 @@ def _create(
     for epoch in journal_epochs(files, root):
         log.info("changelog %s: an unfinished creation is begun anew", root)
         remove_journals_below(files, root, epoch + 1)
+    # A crash may have left directories that are there and not durable.
+    files.sync_directory(root.parent)
+    files.sync_directory(root)
     epoch, journal = _claim(files, root)
     _sign_lock(files, lock, epoch)
     identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config)
@@ -171,8 +176,10 @@ def _recover(files: Files, root: Path, lock: OpenFile, clock_ms: Callable[[], in
         state = begin_journal(journal, before.state, epoch, identity.uuid)
     except BaseException:
         journal.close()
-        with contextlib.suppress(OSError):
-            files.unlink(names.journal(root, epoch))
+        # The claim is taken back, unless readers may have seen what it says.
+        if not files.exists(names.head(root, epoch)):
+            with contextlib.suppress(OSError):
+                files.unlink(names.journal(root, epoch))
         raise
     for directory in (root / names.READERS, root / names.WORK):
         files.make_directory(directory)

@@ -59,3 +59,24 @@ def partition_state(state: State, root: Path, partition: int) -> PartitionState:
             found=partition, remedy="correct `partition=`",
         )  # fmt: skip
     return state.partitions[partition]
+
+
+def misses_delete(p: PartitionState, offset: int) -> bool:
+    """Whether who has read up to `offset`, and goes on there, may miss the delete of a key that it has seen.
+
+    Its tombstone came later and is gone. From the log's start on there is nothing to miss.
+    """
+    return 0 < offset <= p.dropped_tombstone
+
+
+def check_following(state: State, root: Path, partition: int, offset: int) -> None:
+    """Raises `CompactedAway` where following from `offset` would miss a delete."""
+    p = partition_state(state, root, partition)
+    if misses_delete(p, offset):
+        raise CompactedAway(
+            "A delete behind this position was compacted away.", path=names.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset above {p.dropped_tombstone}, the last delete that was dropped", found=offset,
+            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms leaves "
+            "more time",
+        )  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import threading
 import time
 import uuid
@@ -22,6 +23,8 @@ from typing import Final
 from keyfold.statestore import names
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files, OpenFile
+
+log = logging.getLogger("keyfold")
 
 _NUMBER_BYTES: Final = 21
 #: A reader without a number yet: everything is spared.
@@ -165,13 +168,21 @@ class Garbage:
                 limit = n if limit is None else min(limit, n)
             ready = [x for x in self._waiting if limit is None or x[0] <= limit]
             self._waiting = [x for x in self._waiting if not (limit is None or x[0] <= limit)]
-        count = 0
-        for _, paths in ready:
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    if self._files.is_directory(path):
-                        self._files.remove_tree(path)
-                    else:
-                        self._files.unlink(path)
-                    count += 1
-        return count
+        return sum(self._delete(n, paths) for n, paths in ready)
+
+    def _delete(self, n: int, paths: list[Path]) -> int:
+        """What cannot be deleted now waits for the next time: it is in nobody's way but the disk's."""
+        left = []
+        for path in paths:
+            try:
+                if self._files.is_directory(path):
+                    self._files.remove_tree(path)
+                else:
+                    self._files.unlink(path)
+            except FileNotFoundError:
+                pass
+            except OSError as e:
+                log.warning("changelog %s: %s cannot be deleted: %s", self._root, path.name, e.strerror)
+                left.append(path)
+        self.add(n, left)
+        return len(paths) - len(left)

@@ -254,15 +254,13 @@ class Writer:
 
     def _abandon(self, parts: Iterable[int]) -> None:
         """Nothing of a batch counts: its bytes are dead, its segments are not appended to any more."""
-        for partition in parts:
-            active = self._active.pop(partition, None)
-            if active is not None:
-                committed = next(
-                    (s for s in self.state.partitions[partition].segments if s.name == active.segment.name), None
-                )
-                # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them anyway.
-                with contextlib.suppress(OSError):
-                    active.abandon(committed)
+        abandoned = [(p, self._active.pop(p)) for p in parts if p in self._active]
+        for partition, active in abandoned:
+            segments = self.state.partitions[partition].segments
+            committed = next((s for s in segments if s.name == active.segment.name), None)
+            # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them anyway.
+            with contextlib.suppress(OSError):
+                active.abandon(committed)
 
     def _acknowledge(self, line: Line) -> None:
         after = states.apply(self.state, line)

@@ -78,3 +78,8 @@ def lease(root: Path, reader: str) -> Path:
 def work(root: Path, epoch: int, owner: str | None = None) -> Path:
     directory = root / WORK / str(epoch)
     return directory if owner is None else directory / owner
+
+
+def staged(directory: Path, batch: int, task: int, attempt: int) -> Path:
+    """The blocks that one attempt of a task wrote aside, in a directory that `work` gave."""
+    return directory / f"{batch}-{task}-{attempt}.blocks"

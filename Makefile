@@ -1,0 +1,118 @@
+# Everything a person or CI does with keyfold. `make help` lists it.
+
+PYTHON ?= python3
+ARGS ?=
+
+MAKEFLAGS += --no-print-directory
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+DEMO := .venv-demo
+TEST := .venv-test
+LOWEST := .venv-lowest
+DELTA := .venv-delta
+
+# The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
+INSTALLED := installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+
+# Two processes: one takes the tests that share a Spark session, the other the rest.
+PYTEST := $(TEST)/bin/python -m pytest
+PARALLEL := -n 2 --dist loadgroup
+PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
+JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+
+.PHONY: help setup demo test lint types format soak bench wheel test-lowest clean check-python check-java
+
+help:  ## Show this list
+	@grep -hE '^[a-z][a-z-]*:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 16
+	@echo
+	@echo "PYTHON=python3.12 chooses the interpreter, ARGS=... goes to the command that is run."
+
+demo: check-java $(DEMO)/$(INSTALLED)  ## Run the flights example on real data: counters, a crash, a restore, a comparison
+	$(DEMO)/bin/python examples/flights/demo.py $(ARGS)
+
+test: check-java $(TEST)/$(INSTALLED)  ## Run all tests but the soak ones. ARGS="tests/unit -k tree" runs some
+	$(PYTEST) $(if $(findstring -n ,$(ARGS)),,$(PARALLEL)) $(ARGS)
+
+setup: check-java $(TEST)/$(INSTALLED)  ## Only make the environment of the tests
+
+lint: $(TEST)/$(INSTALLED)  ## Check style and form
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+
+format: $(TEST)/$(INSTALLED)  ## Put the form right
+	$(TEST)/bin/ruff check --fix .
+	$(TEST)/bin/ruff format .
+
+types: $(TEST)/$(INSTALLED)  ## Check the types
+	$(TEST)/bin/mypy $(ARGS)
+
+soak: check-java $(TEST)/$(INSTALLED)  ## Run the long tests: many more crashes and examples; an hour or more
+	HYPOTHESIS_PROFILE=soak $(PYTEST) $(PARALLEL) -o timeout=7200 -m "soak or crash or model" $(ARGS)
+
+bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED)  ## Measure speed and memory beside other tools. BENCH=benchmarks/append.py measures one
+	@set -e; for file in $(or $(BENCH),$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
+		echo "=== $$file"; KEYFOLD_DELTA_PYTHON=$(abspath $(DELTA))/bin/python $(TEST)/bin/python $$file $(ARGS); done
+
+test-lowest: $(LOWEST)/$(INSTALLED)  ## Run the tests without Spark on the oldest dependencies that are allowed
+	$(LOWEST)/bin/python -m pytest -n 2 -m "not soak and not spark and not crash" $(ARGS)
+
+wheel: $(TEST)/$(INSTALLED)  ## Build the wheel into dist/
+	$(TEST)/bin/python -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
+	@rm -rf build && ls dist
+
+clean:  ## Remove environments, caches, builds, and var/, where the examples write
+	rm -rf .venv-* build dist var *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# -- environments ----------------------------------------------------------------------------------------------------
+# The file $(INSTALLED) is written last: an environment whose set-up was interrupted, that is older than
+# pyproject.toml, or that another Python made, is brought up to date or made anew.
+
+# $(1) the environment, $(2) what else pip is told
+define install
+	@echo "Setting up $(1): PySpark alone is 450 MB, so the first time takes a few minutes."
+	@$(call same_python,$(1)) || $(PYTHON) -m venv --clear $(1) || { \
+		echo "ERROR: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+		rm -rf $(1); exit 1; }
+	$(1)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check $(2)
+	@touch $@
+endef
+
+VERSION := import sys; print(sys.version_info[:3], sys.base_prefix)
+same_python = test "$$($(1)/bin/python -c '$(VERSION)' 2>/dev/null)" = "$$($(PYTHON) -c '$(VERSION)')"
+
+$(DEMO)/$(INSTALLED): pyproject.toml | check-python
+	$(call install,$(DEMO),-e '.[spark,demo]')
+
+$(TEST)/$(INSTALLED): pyproject.toml | check-python
+	$(call install,$(TEST),-e '.[test]')
+
+# Delta Lake has no release for the newest Spark. Its own environment is only compared with.
+$(DELTA)/$(INSTALLED): pyproject.toml | check-python
+	$(call install,$(DELTA),'pyspark==4.2.0' 'delta-spark==4.4.0' 'pandas>=2.2$(COMMA)<3' 'pyarrow>=18')
+
+$(LOWEST)/$(INSTALLED): pyproject.toml | check-python
+	$(call install,$(LOWEST),uv)
+	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[spark]'
+	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python \
+		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77'
+	@touch $@
+
+COMMA := ,
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		found="$$($(PYTHON) --version 2>/dev/null)"; \
+		echo "ERROR: keyfold needs Python 3.10 or later; '$(PYTHON)' is $${found:-missing}." >&2; \
+		echo "       Choose another with: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+
+check-java:
+	@found="$$($(JAVA) -version 2>&1)" || { \
+		echo "ERROR: Spark needs Java 17 or later and '$(JAVA)' does not run." >&2; \
+		echo "       On Debian and Ubuntu: apt-get install openjdk-17-jre-headless" >&2; exit 1; }; \
+	major="$$(echo "$$found" | sed -nE 's/.*version "([0-9]+).*/\1/p' | head -n 1)"; \
+	test "$${major:-0}" -ge 17 || { \
+		echo "ERROR: Spark needs Java 17 or later; '$(JAVA)' is: $$(echo "$$found" | head -n 1)" >&2; \
+		echo "       Set JAVA_HOME to a later one." >&2; exit 1; }

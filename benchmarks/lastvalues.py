@@ -1,0 +1,115 @@
+"""Rates of one partition's last-value store: apply, get, get_all, scan.
+
+    python benchmarks/lastvalues.py [--keys 300000] [--directory /tmp]
+
+Keys of 16 bytes, values of 100, half of them compressible. Medians of 5; memory is the peak of the whole
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from keyfold.statestore.lastvalues import Identity, LastValues
+
+_IDENTITY = Identity("00000000-0000-0000-0000-000000000000", 0, 0)
+_REPEATS = 5
+
+
+def keys_of(ids: np.ndarray) -> pa.Array:
+    """16 bytes each, in an order that has nothing to do with the ids."""
+    mixed = ids.astype("u8") * np.uint64(0x9E3779B97F4A7C15)
+    raw = np.stack([mixed, ids.astype("u8")], 1).tobytes()
+    return pa.Array.from_buffers(pa.binary(16), len(ids), [None, pa.py_buffer(raw)]).cast(pa.binary())
+
+
+def batch_of(ids: np.ndarray, offset: int, random: np.random.Generator) -> pa.RecordBatch:
+    noise = np.zeros((len(ids), 100), "u1")
+    noise[:, :50] = random.integers(0, 256, (len(ids), 50))
+    values = pa.Array.from_buffers(pa.binary(100), len(ids), [None, pa.py_buffer(noise.tobytes())])
+    offsets = np.arange(offset, offset + len(ids))
+    return pa.record_batch(
+        {"offset": offsets, "timestamp": offsets, "key": keys_of(ids), "value": values.cast(pa.binary())}
+    )
+
+
+def apply_rate(directory: Path, keys: int, rows: int, total: int) -> tuple[float, float]:
+    """Rows per second into a store of `keys` keys, and the longest single apply in seconds."""
+    random = np.random.default_rng(rows)
+    longest_s = spent_s = 0.0
+    with LastValues.open(directory / f"apply-{rows}", _IDENTITY) as store:
+        for offset in range(0, total, rows):
+            ids = random.integers(0, keys, 2 * rows) if rows < keys // 4 else random.permutation(keys)
+            batch = batch_of(np.unique(ids)[:rows] if rows < keys // 4 else ids[:rows], offset, random)
+            start = time.perf_counter()
+            store.apply(batch, offset + rows)
+            one_s = time.perf_counter() - start
+            spent_s += one_s
+            longest_s = max(longest_s, one_s)
+    return total / spent_s, longest_s
+
+
+def median_s(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def read_rates(directory: Path, keys: int) -> Iterator[tuple[str, str]]:
+    random = np.random.default_rng(7)
+    with LastValues.open(directory / "read", _IDENTITY, block_cache_bytes=max(32 << 20, keys * 200)) as store:
+        store.apply(batch_of(random.permutation(keys), 0, random), keys)
+        stored = keys_of(np.arange(keys)).to_pylist()
+        store.get_all(stored)
+
+        def sample() -> list[bytes]:
+            return [stored[n] for n in random.integers(0, keys, 10_000)]
+
+        singles = []
+        for key in sample():
+            start = time.perf_counter()
+            store.get(key)
+            singles.append(time.perf_counter() - start)
+        yield "get, p50 µs", f"{statistics.median(singles) * 1e6:.1f}"
+        yield "get, p99 µs", f"{statistics.quantiles(singles, n=100)[98] * 1e6:.1f}"
+        samples = [sample() for _ in range(_REPEATS)]
+        yield "get_all of 10,000, keys/s", f"{10_000 / median_s(lambda: store.get_all(samples.pop())):,.0f}"
+        missing = keys_of(np.arange(keys, keys + 10_000)).to_pylist()
+        yield "get_all of 10,000 missing, keys/s", f"{10_000 / median_s(lambda: store.get_all(missing)):,.0f}"
+        yield "all(), rows/s", f"{keys / median_s(lambda: sum(1 for _ in store.all())):,.0f}"
+        prefix = stored[0][:2]
+        yield "prefix() of a few rows, µs", f"{median_s(lambda: list(store.prefix(prefix))) * 1e6:.0f}"
+        with store.snapshot() as snapshot:
+            few = sample()[:1_000]
+            rate = 1_000 / median_s(lambda: snapshot.get_all(few))
+            yield "get_all of 1,000 in a snapshot, keys/s", f"{rate:,.0f}"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--keys", type=int, default=300_000)
+    arguments.add_argument("--directory", type=Path, default=None)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.directory) as name:
+        for rows in (1_000, 5_000, 19_999, 20_000, 100_000):
+            rate, longest_s = apply_rate(Path(name), given.keys, rows, max(rows, given.keys * 2))
+            print(f"apply {rows:>7,} at a time, rows/s: {rate:>9,.0f}   longest, ms: {longest_s * 1e3:,.0f}")
+        for what, figure in read_rates(Path(name), given.keys):
+            print(f"{what}: {figure}")
+    print(f"peak memory, MiB: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10:,}")
+
+
+if __name__ == "__main__":
+    main()

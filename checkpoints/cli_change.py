@@ -1,0 +1,216 @@
+"""The verbs that write: `compact`, `anchor`, `config`. Each takes the lock, or says who holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.cli_at import at_from
+from keyfold.checkpoints.cli_output import Place, settings_from, table, time_of, verb
+from keyfold.checkpoints.config import UNLIMITED, LogConfig
+from keyfold.checkpoints.hosting import PassStatistics
+from keyfold.checkpoints.identity import read_identity
+from keyfold.checkpoints.state import Anchor, State
+from keyfold.statestore.errors import ChangelogLocked
+
+
+@contextmanager
+def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
+    """The changelog open to write; it must be there. Raises `ChangelogLocked` with this `remedy`."""
+    read_identity(place.files, place.path)
+    try:
+        log = Changelog.open(place.path, files=place.files)
+    except ChangelogLocked as e:
+        raise ChangelogLocked(
+            e.what, path=e.path, position=e.position, expected=e.expected, found=e.found, remedy=remedy
+        ) from e
+    with log:
+        yield log
+
+
+# -- compact -------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold compact var/counts",
+)
+def compact(place: Place) -> None:
+    """Fold every partition now, whatever its dirty ratio.
+
+    Takes the writer's lock, so no other process may be writing; a living writer folds by itself as its
+    settings say. Readers may go on. Prints what each pass over a partition did, and records and bytes before
+    and after.
+    """
+    remedy = (
+        "leave it to the writer, which cleans by min.cleanable.dirty.ratio, or end that process and try again"
+    )
+    with Changelog.open(place.path, mode="r", files=place.files) as before:
+        began, at_first = time.monotonic(), before.state
+    with _writer(place, remedy) as log:
+        passes = log.compact()
+        at_last = log.state
+    seconds = time.monotonic() - began
+    document = {
+        "path": str(place.path),
+        "passes": [asdict(p) for p in passes],
+        "records_before": _records(at_first),
+        "records_after": _records(at_last),
+        "bytes_before": _bytes(at_first),
+        "bytes_after": _bytes(at_last),
+        "seconds": round(seconds, 3),
+    }
+    place.show(lambda: document, lambda: _show_passes(passes, document))
+
+
+def _records(state: State) -> int:
+    return sum(p.records for p in state.partitions)
+
+
+def _bytes(state: State) -> int:
+    return sum(p.bytes for p in state.partitions)
+
+
+def _show_passes(passes: list[PassStatistics], document: dict[str, Any]) -> None:
+    if passes:
+        headings = (
+            "partition",
+            "records read",
+            "kept",
+            "bytes read",
+            "kept",
+            "tombstones dropped",
+            "seconds",
+        )
+        rows = [
+            (
+                p.partition,
+                p.records_read,
+                p.records_kept,
+                p.bytes_read,
+                p.bytes_kept,
+                p.tombstones_dropped,
+                p.seconds,
+            )
+            for p in passes
+        ]
+        table(headings, rows)
+    else:
+        click.echo("there was nothing to fold")
+    click.echo(
+        "before: {records_before} records, {bytes_before} bytes; "
+        "after: {records_after} records, {bytes_after} bytes; {seconds:.1f} s".format(**document)
+    )
+
+
+# -- anchor --------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold anchor var/counts",
+    "keyfold anchor var/counts --add before-migration",
+    "keyfold anchor var/counts --add month-end --at 2013-01-31T23:59:59Z",
+    "keyfold anchor var/counts --drop before-migration",
+)
+@click.option("--add", metavar="NAME", help="Keep the exact state of a commit restorable under this name.")
+@click.option(
+    "--at", metavar="COMMIT", help="With --add: the commit, as in restore; the last one without it."
+)
+@click.option("--drop", metavar="NAME", help="Let the commit of this name go.")
+def anchor(place: Place, add: str | None, at: str | None, drop: str | None) -> None:
+    """List the anchors, or add or drop one.
+
+    An anchor keeps the exact state of a commit restorable, whatever is folded later. A commit whose state was
+    folded away already is refused.
+    """
+    if add is not None and drop is not None:
+        raise click.UsageError("--add and --drop are two steps: give one of them.")
+    if at is not None and add is None:
+        raise click.UsageError("--at says which commit --add names.")
+    if add is None and drop is None:
+        with Changelog.open(place.path, mode="r", files=place.files) as log:
+            anchors = [_anchor(a, log.state) for a in log.anchors().values()]
+        headings = ("name", "commit", "time", "pinned for")
+        rows = [(a["name"], a["commit"], _time(a["time_ms"]), a["app"]) for a in anchors]
+        place.show(lambda: {"path": str(place.path), "anchors": anchors}, lambda: table(headings, rows))
+        return
+    with _writer(place, "use Changelog.anchor in that process, or end it and try again") as log:
+        if add is not None:
+            done, found = "added", log.anchor(add, None if at is None else at_from(at, log.state))
+        else:
+            done, found = "dropped", log.drop_anchor(drop or "")
+        shown = _anchor(found, log.state)
+    place.show(
+        lambda: {"path": str(place.path), done: shown},
+        lambda: click.echo(f"{done} {found.name}: commit {found.commit}"),
+    )
+
+
+def _anchor(found: Anchor, state: State) -> dict[str, Any]:
+    time_ms = next((c.time_ms for c in state.commits if c.number == found.commit), None)
+    ends = list(found.ends)
+    return {
+        "name": found.name,
+        "commit": found.commit,
+        "time_ms": time_ms,
+        "end_offsets": ends,
+        "app": found.app or None,
+    }
+
+
+def _time(ms: int | None) -> str | None:
+    return None if ms is None else time_of(ms)
+
+
+# -- config --------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold config var/counts",
+    "keyfold config var/counts --set segment.bytes=64MiB --set delete.retention.ms=1h",
+)
+@click.option(
+    "--set",
+    "changes",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Change a setting. Can be given several times.",
+)
+def config(place: Place, changes: tuple[str, ...]) -> None:
+    """Show the settings of a changelog, or change some.
+
+    The names are Kafka's. Sizes may be written as 64MiB, times as 24h. A change is durable when the command
+    ends, and needs the writer's lock.
+    """
+    settings = settings_from(changes)
+    known = read_identity(place.files, place.path).config
+    known.with_changes(settings)
+    if settings:
+        with _writer(place, "give config= where that process opens it, or end it and try again") as log:
+            log.host.configure(settings)
+            known = log.config
+    defaults = LogConfig().named()
+    document = {
+        name: {"value": value, "default": defaults[name], "changed": value != defaults[name]}
+        for name, value in known.named().items()
+    }
+    rows = [
+        (n, _limit(d["value"]), _limit(d["default"]), "changed" if d["changed"] else "")
+        for n, d in document.items()
+    ]
+    place.show(
+        lambda: {"path": str(place.path), "settings": document},
+        lambda: table(("setting", "value", "default", ""), rows),
+    )
+
+
+def _limit(value: object) -> str:
+    return "no limit" if value == UNLIMITED else str(value)
+
+
+VERBS = (compact, anchor, config)

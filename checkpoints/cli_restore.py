@@ -1,0 +1,93 @@
+"""The state of a changelog, out into a store or a file for other tools: `restore`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.cli_at import AT_HELP, at_from
+from keyfold.checkpoints.cli_output import Place, on_terminal, verb
+from keyfold.checkpoints.export import FORMATS, export
+from keyfold.checkpoints.restore import RestoredState
+from keyfold.checkpoints.restore import restore as restored
+from keyfold.statestore.errors import ConfigError
+
+
+@verb(
+    "keyfold restore var/counts --to counts.parquet",
+    "keyfold restore var/counts --to monday.csv --at 2013-01-07T23:59:59Z",
+    "keyfold restore var/counts --to var/store --at loader:17",
+)
+@click.option(
+    "--to", required=True, type=click.Path(path_type=Path), help="DIR, FILE.parquet, FILE.arrow or FILE.csv."
+)
+@click.option("--at", metavar="POINT", help=AT_HELP)
+def restore(place: Place, to: Path, at: str | None) -> None:
+    """Write the state, one row per key, to a store or a file.
+
+    DIR becomes a new store (RocksDB, one per partition). FILE.parquet, FILE.arrow (Arrow IPC) and FILE.csv
+    get the typed columns, or key and value bytes. Nothing is overwritten. The state is that of the last
+    commit, or exactly that --at names.
+    """
+    is_file = _check_target(place, to)
+    began = time.monotonic()
+    with Changelog.open(place.path, mode="r", files=place.files) as log:
+        point = None if at is None else at_from(at, log.state)
+        shown = on_terminal() and not place.as_json
+        with restored(place.path, at=point, progress=shown, files=place.files) as state:
+            if is_file:
+                rows = export(state, to, place.files)
+            else:
+                rows = _to_store(place, state, to)
+            document: dict[str, Any] = {
+                "path": str(place.path),
+                "to": str(to),
+                "rows": rows,
+                "end_offsets": list(state.ends),
+                "seconds": round(time.monotonic() - began, 3),
+            }
+    place.show(
+        lambda: document, lambda: click.echo("{rows} rows to {to} in {seconds:.1f} s".format(**document))
+    )
+
+
+def _check_target(place: Place, to: Path) -> bool:
+    """Whether it is a file. Raises `ConfigError` for an unknown form and for what is there already."""
+    is_file = to.suffix in FORMATS
+    if not is_file and to.suffix:
+        raise ConfigError(
+            "There is no such format.", path=to,
+            expected=", ".join(FORMATS) + ", or a directory without suffix", found=to.suffix,
+            remedy="choose one of these",
+        )  # fmt: skip
+    taken = place.files.exists(to) and (
+        is_file or not place.files.is_directory(to) or place.files.list_directory(to)
+    )
+    if taken:
+        raise ConfigError(
+            "Nothing is overwritten.", path=to, expected="a path that does not exist yet",
+            found="a directory" if place.files.is_directory(to) else "a file",
+            remedy="choose another path, or remove it",
+        )  # fmt: skip
+    return is_file
+
+
+def _to_store(place: Place, state: RestoredState, to: Path) -> int:
+    existed = place.files.is_directory(to)
+    try:
+        store = state.to_store(to)
+        try:
+            return sum(1 for _ in store.all())
+        finally:
+            store.close()
+    except BaseException:
+        if not existed:
+            place.files.remove_tree(to)
+        raise
+
+
+VERBS = (restore,)

@@ -1,0 +1,47 @@
+"""What a verification finds: one `Damage` for each place that is not as it was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from keyfold.statestore.errors import KeyfoldError
+
+MISSING: Final = "no such file"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One place that is not as it was written. `position` says where in the file, in bytes or offsets."""
+
+    path: Path
+    position: str
+    what: str
+    expected: str
+    found: str
+
+    @property
+    def missing(self) -> bool:
+        """Whether the whole file is not there."""
+        return self.found == MISSING
+
+
+class Damages(list[Damage]):
+    """What was found so far."""
+
+    def add(self, path: Path, position: str, what: str, expected: object, found: object) -> None:
+        self.append(Damage(path, position, what, str(expected), str(found)))
+
+    def add_error(self, error: KeyfoldError, path: Path) -> None:
+        """An error that said it already; `path` where it names none."""
+        where = path if error.path is None else Path(error.path)
+        self.add(where, error.position or "byte 0", error.what, error.expected, error.found)
+
+    def add_unreadable(self, path: Path, error: OSError) -> None:
+        """The operating system does not give a file's bytes."""
+        if isinstance(error, FileNotFoundError):
+            self.add(path, "byte 0", "A file that the manifest names is missing.", "the file", MISSING)
+        else:
+            found = f"{type(error).__name__}: {error.strerror or error}"
+            self.add(path, "byte 0", "A file cannot be read.", "its bytes", found)

@@ -1,0 +1,161 @@
+"""Whether a changelog is as it was written: every checksum of everything that counts, and what must agree.
+
+`verify` looks at what a reader sees, beside a living writer if there is one, changes nothing, and does not
+stop at the first damage. What is checked:
+
+- the identity against its own checksum;
+- the head's slots, the journal line by line and as a whole, and the state that its lines give
+  (`verify_manifest`);
+- every segment that the manifest names: its bytes against marks or index, its records against what the
+  manifest says of them (`verify_segments`).
+
+Files that nobody names are listed, and are no damage: they do not exist. Last values are not looked at: the
+log is the truth, and a store that cannot be used is built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keyfold.checkpoints.damages import Damage, Damages
+from keyfold.checkpoints.identity import Identity, read_identity
+from keyfold.checkpoints.state import State
+from keyfold.checkpoints.verify_manifest import Manifest, check_manifest
+from keyfold.checkpoints.verify_segments import Counted, check_segment
+from keyfold.checkpoints.views import ViewLock
+from keyfold.statestore import names
+from keyfold.statestore.errors import Damaged
+from keyfold.statestore.files import LOCAL, Files
+
+__all__ = ["Damage", "Unnamed", "Verification", "verify"]
+
+#: Called with the bytes of segments checked so far, and of all of them.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """A file or directory that the manifest does not name, and what it seems to be."""
+
+    path: Path
+    what: str
+
+
+@dataclass
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        damages: every place that is not as it was written; empty where all is sound.
+        checked: files, bytes, blocks and records that were looked at and are readable.
+        line: the last manifest line that was checked, 0 where none could be.
+        unnamed: what else lies in the directory.
+        notes: what a crash may leave, or a living writer, and what is no damage.
+    """
+
+    path: Path
+    damages: list[Damage] = field(default_factory=Damages)
+    checked: Counted = field(default_factory=Counted)
+    line: int = 0
+    unnamed: list[Unnamed] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.damages
+
+
+def verify(path: str | Path, *, files: Files = LOCAL, progress: Progress | None = None) -> Verification:
+    """Check everything that counts of the changelog at `path`, to the end whatever is found.
+
+    Raises:
+        NotAChangelog: the path holds none.
+        FormatTooNew: a later version made it.
+    """
+    root = Path(path)
+    damages = Damages()
+    identity = _check_identity(files, root, damages)
+    lock = ViewLock(files, root)
+    try:
+        manifest = check_manifest(files, root, identity, damages)
+        lock.record(manifest.durable_n)
+        result = Verification(root, damages, notes=manifest.notes)
+        result.checked = Counted(files=1 + 2 * (manifest.journal is not None), bytes=manifest.bytes)
+        if manifest.state is None:
+            result.notes.append("without a manifest it is not known which segments count: none was checked")
+            return result
+        result.line = manifest.state.n
+        _check_segments(files, root, manifest, manifest.state, result, progress)
+        result.unnamed = list(_unnamed(files, root, manifest, manifest.state))
+        return result
+    finally:
+        lock.close()
+
+
+def _check_identity(files: Files, root: Path, damages: Damages) -> Identity | None:
+    path = root / names.IDENTITY
+    try:
+        return read_identity(files, root)
+    except Damaged as e:
+        damages.add_error(e, path)
+    except OSError as e:
+        damages.add_unreadable(path, e)
+    return None
+
+
+def _check_segments(
+    files: Files,
+    root: Path,
+    manifest: Manifest,
+    state: State,
+    result: Verification,
+    progress: Progress | None,
+) -> None:
+    total = sum(p.bytes for p in state.partitions)
+    done = 0
+    for number, p in enumerate(state.partitions):
+        directory = names.partition(root, number)
+        for segment in p.segments:
+            found = Damages()
+            result.checked += check_segment(files, directory, segment, (number, len(state.partitions)), found)
+            for damage in found:
+                if manifest.partial and damage.missing:
+                    result.notes.append(
+                        f"{damage.path} is gone; the lines that cannot be read may have said so"
+                    )
+                else:
+                    result.damages.append(damage)
+            done += segment.size
+            if progress is not None:
+                progress(done, total)
+
+
+def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iterator[Unnamed]:
+    """What lies in the directory and does not count."""
+    own = {names.IDENTITY, names.LOCK, names.MANIFEST, names.READERS, names.WORK}
+    own |= {names.partition(root, number).name for number in range(len(state.partitions))}
+    for name in files.list_directory(root):
+        if name not in own:
+            yield Unnamed(root / name, "not of this changelog")
+    journal = manifest.journal or names.journal(root, state.epoch)
+    counting = {journal.name, names.head(root, names.journal_epoch(journal.name) or 0).name}
+    for name in files.list_directory(root / names.MANIFEST):
+        if name not in counting:
+            yield Unnamed(root / names.MANIFEST / name, "of another epoch, or a claim")
+    for name in files.list_directory(root / names.WORK):
+        yield Unnamed(root / names.WORK / name, "files of tasks that were not committed")
+    for number, p in enumerate(state.partitions):
+        named = {s.name for s in p.segments}
+        named |= {names.segment_index(s.name) for s in p.segments if s.sealed}
+        directory = names.partition(root, number)
+        for name in files.list_directory(directory):
+            if name in named or names.store_epoch(name) is not None:
+                continue
+            if names.segment_epoch(name) is None:
+                yield Unnamed(directory / name, "not of this changelog")
+            else:
+                yield Unnamed(
+                    directory / name, "never committed, replaced by the cleaner, or being written now"
+                )

@@ -1,0 +1,186 @@
+"""The job: one query writes the flights as an event changelog, three follow and each keep a compacted one.
+
+    python job.py DIRECTORY [--resume]
+
+It runs until every flight has gone through, or until somebody kills it: what is under DIRECTORY is whole either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import data
+import pyarrow as pa
+import pyarrow.compute as pc
+from keyfold.checkpoints import resume
+from keyfold.sink import ChangelogSink, TaskSink
+from keyfold.statestore.contract import KeyValueStore
+from keyfold.streaming import register, seed
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+PARTITIONS = 4
+#: The flights are fed in so many files, one in a micro-batch; followers take as many flights at a time.
+FILES = 24
+ROWS_PER_TRIGGER = 16_000
+FORGET_AFTER = timedelta(days=30)
+
+
+def ingest(spark: SparkSession, root: Path) -> StreamingQuery:
+    """Flights that have an aircraft, as events: every one stays (`cleanup.policy=delete`, no retention set)."""
+    sink = ChangelogSink(root / "events", keys="tailnum", partitions=PARTITIONS, config={"cleanup.policy": "delete"})
+    return _files(spark, root).where("tailnum IS NOT NULL").writeStream.queryName("ingest").foreachBatch(
+        sink
+    ).option("checkpointLocation", str(root / "spark" / "ingest")).trigger(availableNow=True).start()
+
+
+def count_rejected(spark: SparkSession, root: Path) -> StreamingQuery:
+    """Flights without an aircraft cannot be keyed by it. They are counted, by carrier, in a changelog of their own."""
+    rejected = _files(spark, root, files=6).where("tailnum IS NULL").groupBy("carrier").count()
+    sink = ChangelogSink(root / "rejected", keys="carrier")
+    return rejected.writeStream.queryName("rejected").outputMode("update").foreachBatch(sink).option(
+        "checkpointLocation", str(root / "spark" / "rejected")
+    ).trigger(availableNow=True).start()
+
+
+def _files(spark: SparkSession, root: Path, files: int = 1) -> DataFrame:
+    return (
+        spark.readStream.schema(data.SCHEMA).option("maxFilesPerTrigger", files).parquet(str(root / "incoming"))
+    )
+
+
+def count(spark: SparkSession, root: Path, *, resumed: bool) -> StreamingQuery:
+    """Flights, minutes of delay and miles per carrier and per destination: a native aggregation of Spark.
+
+    Resumed, the aggregation begins with the restored totals as its first micro-batch, and the events go on behind the
+    position that was committed with them. The sums of both are the totals as if nothing had happened.
+    """
+    events = spark.readStream.format("keyfold").option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
+    if resumed:
+        again = resume(root / "counters", app_id="counters")
+        changes = _totals(events.options(**again.options()).load(str(root / "events")))
+        changes = seed(spark, again).unionByName(changes)
+    else:
+        changes = _totals(events.option("startingOffsets", "earliest").load(str(root / "events")))
+    totals = changes.groupBy("kind", "name").agg(
+        F.sum("flights").alias("flights"), F.sum("delay_minutes").alias("delay_minutes"), F.sum("miles").alias("miles")
+    )
+    sink = ChangelogSink(root / "counters", keys=["kind", "name"], partitions=PARTITIONS, on_reset="restore")
+    return totals.writeStream.queryName("counters").outputMode("update").foreachBatch(sink).option(
+        "checkpointLocation", str(root / "spark" / "counters")
+    ).start()
+
+
+def _totals(events: DataFrame) -> DataFrame:
+    """Each flight as a count of one for its carrier, and one for its destination."""
+    name = F.explode(
+        F.array(
+            F.struct(F.lit("carrier").alias("kind"), F.col("carrier").alias("name")),
+            F.struct(F.lit("destination").alias("kind"), F.col("dest").alias("name")),
+        )
+    )
+    delay = F.coalesce("delay_minutes", F.lit(0)).cast("bigint").alias("delay_minutes")
+    counted = events.select(name.alias("of"), delay, F.col("miles").cast("bigint").alias("miles"))
+    return counted.select("of.kind", "of.name", F.lit(1).cast("bigint").alias("flights"), "delay_minutes", "miles")
+
+
+def locate(spark: SparkSession, root: Path) -> StreamingQuery:
+    """The last known airport of every aircraft, in keyfold's own store; those not seen for 30 days are deleted."""
+    events = (
+        spark.readStream.format("keyfold")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
+        .load(str(root / "events"))
+    )
+    sink = TaskSink(root / "positions", keep_positions, partitions=PARTITIONS)
+    return events.writeStream.queryName("positions").foreachBatch(sink).option(
+        "checkpointLocation", str(root / "spark" / "positions")
+    ).start()
+
+
+def keep_positions(flights: DataFrame, store: KeyValueStore) -> None:
+    """One micro-batch: put where each aircraft was seen last, delete the long unseen. All of it is one commit."""
+    airport = F.when(F.col("landed"), F.col("dest")).otherwise(F.col("origin")).alias("airport")
+    seen = flights.where("departed").select("tailnum", "seq", "scheduled", airport).toArrow()
+    if seen.num_rows == 0:
+        return
+    newest = seen.group_by("tailnum").aggregate([("seq", "max")]).rename_columns(["tailnum", "seq"])
+    last = newest.join(seen.drop_columns(["tailnum"]), "seq")
+    for row in last.to_pylist():
+        position = {"airport": row["airport"], "seen": row["scheduled"].isoformat()}
+        store.put(b"aircraft/" + row["tailnum"].encode(), json.dumps(position).encode())
+    now = max(_now(store), pc.max(seen["scheduled"]).as_py())
+    store.put(b"now", now.isoformat().encode())
+    with store.prefix(b"aircraft/") as aircraft:
+        unseen = [key for key, value in aircraft if _seen(value) < now - FORGET_AFTER]
+    for key in unseen:
+        store.delete(key)
+
+
+def _now(store: KeyValueStore) -> datetime:
+    """The latest time of any flight so far."""
+    stored = store.get(b"now")
+    return datetime.min.replace(tzinfo=timezone.utc) if stored is None else datetime.fromisoformat(stored.decode())
+
+
+def _seen(value: bytes) -> datetime:
+    return datetime.fromisoformat(json.loads(value)["seen"])
+
+
+def positions(state: dict[bytes, bytes]) -> dict[str, tuple[str, datetime]]:
+    """tailnum → airport and time, of the restored store."""
+    found = {}
+    for key, value in state.items():
+        if key.startswith(b"aircraft/"):
+            position = json.loads(value)
+            found[key.removeprefix(b"aircraft/").decode()] = position["airport"], datetime.fromisoformat(position["seen"])
+    return found
+
+
+def position(source: tuple[str, ...]) -> int:
+    """How many events a follower has taken in, by the source offsets of its last commit."""
+    offsets = [json.loads(text) for text in source]
+    return sum(sum(o["offsets"].values()) for o in offsets if "offsets" in o)
+
+
+def session(root: Path) -> SparkSession:
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("flights")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(root / "spark" / "warehouse"))
+        .getOrCreate()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--resume", action="store_true", help="the counters' checkpoint is lost: resume from the changelog")
+    arguments = parser.parse_args()
+    root = arguments.directory.absolute()
+    spark = session(root)
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    finite = [ingest(spark, root), count_rejected(spark, root)]
+    while not (root / "events" / "changelog.json").exists() and finite[0].isActive:
+        finite[0].awaitTermination(1)
+    following = [count(spark, root, resumed=arguments.resume), locate(spark, root)]
+    for query in finite:
+        query.awaitTermination()
+    for query in following:
+        query.processAllAvailable()
+        query.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

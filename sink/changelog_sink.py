@@ -1,0 +1,235 @@
+"""`ChangelogSink`: the function for `foreachBatch` that writes a query's rows to a changelog.
+
+Follow one write: `ChangelogSink.__call__` → `RowEncoding.select` (key and value bytes, in the JVM) → `Stage`
+(in each task: blocks into a file aside) → `Writer.commit` (blocks into the segments, one line of the
+manifest).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, TypedDict, get_args
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from keyfold.checkpoints.admission import OnReset
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.opening import check_creatable
+from keyfold.checkpoints.writer import Blocks, Writer
+from keyfold.sink import staging
+from keyfold.sink.delivery import Delivery, batch_of, choice, consume
+from keyfold.sink.encoding import RowEncoding, refusal
+from keyfold.sink.foreach_batch import ForeachBatch
+from keyfold.sink.staging import Stage, Staged
+from keyfold.statestore import names
+from keyfold.statestore.errors import BadRecord, SchemaMismatch
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.typed import Columns, Format
+
+Names: TypeAlias = str | Sequence[str] | None
+Placement: TypeAlias = Literal["auto", "tasks", "driver"]
+
+_RECORD_COLUMNS: Final = ("key", "value", "timestamp", "headers")
+
+
+class _Arguments(TypedDict):
+    """What `RowEncoding` is told besides schema and keys."""
+
+    apply_as_deletes: str | None
+    sequence_by: Names
+    column_list: Names
+    except_column_list: Names
+    value_format: Format | None
+
+
+class ChangelogSink(ForeachBatch):
+    """Writes each micro-batch of a query to the changelog at `path`, as one commit: wholly, once, in order.
+
+        sink = ChangelogSink("var/counts", keys="word", partitions=4)
+        query = counts.writeStream.outputMode("update").foreachBatch(sink).option(…).start()
+
+    A batch that Spark delivers again adds nothing. One query writes one changelog; sinks of one process share
+    the writer, so making a sink twice does no harm. Rows keep the order of the DataFrame; their timestamp is
+    the time of the batch, or in Kafka's shape their own.
+
+    Args:
+        path: the changelog, created where there is none: at once if its columns are known (Kafka's shape),
+            else with the first batch.
+        keys: the key columns; None for a DataFrame in Kafka's shape (`key`, `value`, if wanted `timestamp`,
+            `headers`).
+        partitions: of a new changelog (default 1); an existing one must have as many.
+        app_id: names the job for the changelog's life; the name of the directory by default.
+        apply_as_deletes: a SQL condition; rows for which it is true delete their key.
+        sequence_by: columns or SQL expressions that order the changes of one key within a batch; rows that
+            are equal in them keep their order. Costs a shuffle.
+        column_list, except_column_list: which columns make up the value; all but the keys by default.
+        value_format: "raw" or "json"; raw by default for a single string or binary column.
+        config: settings by Kafka's names, kept in the changelog.
+        on_reset: when the app is known, and the query is new because its checkpoint was deleted: "refuse" it,
+            "append" all that it reads, or "restore": take it if it was started from `resume`.
+        placement: where blocks are made: by the "tasks", which must see the changelog's disk, or on the
+            "driver", to which then every row travels. "auto": tasks, if Spark runs on this machine only.
+        steal: take over from a writer in another process, which is fenced.
+        files: for tests.
+
+    Raises:
+        ConfigError: an argument is refused. Names of columns are checked against the first batch, before a
+            row is read.
+        SchemaMismatch: the columns are not those of the changelog; nullable value columns may be added.
+        NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        keys: Names = None,
+        partitions: int | None = None,
+        app_id: str | None = None,
+        apply_as_deletes: str | None = None,
+        sequence_by: Names = None,
+        column_list: Names = None,
+        except_column_list: Names = None,
+        value_format: Format | None = None,
+        config: Mapping[str, object] | None = None,
+        on_reset: OnReset = "refuse",
+        placement: Placement = "auto",
+        steal: bool = False,
+        files: Files = LOCAL,
+    ) -> None:
+        if placement not in get_args(Placement):
+            raise choice("placement", placement, get_args(Placement))
+        super().__init__(
+            path,
+            partitions=partitions,
+            config=config,
+            app_id=app_id,
+            on_reset=on_reset,
+            steal=steal,
+            files=files,
+        )
+        self._keys = keys
+        self._placement = placement
+        self._arguments = _Arguments(
+            apply_as_deletes=apply_as_deletes,
+            sequence_by=sequence_by,
+            column_list=column_list,
+            except_column_list=except_column_list,
+            value_format=value_format,
+        )
+        self._encoding: tuple[str, RowEncoding] | None = None
+        if not keys or files.exists(self.path / names.IDENTITY):
+            self._opened(None)
+        else:
+            check_creatable(files, self.path)
+
+    def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
+        encoding = self._encoding_for(df)
+        log = self._opened(encoding.columns)
+        if log.columns is not None and encoding.columns is not None:
+            log.columns.accepts(encoding.columns)
+        writer = log.host.writer
+        if not self._intake.admits(df, writer.state, delivery):
+            consume(df)
+            return
+        log.host.wait_for_room()
+        syncing = writer.pool.submit(delivery.sync)
+        with self._working_directory(writer) as directory:
+            stage = Stage(str(directory), delivery.batch, log.partitions, writer.clock_ms())
+            staged = self._staged(encoding.select(df), stage)
+            syncing.result()
+            parts = staging.blocks_by_partition(self._files, stage, staged, log.config.codec)
+            self._commit(log, encoding.columns, df, delivery, parts)
+
+    def _staged(self, records: DataFrame, stage: Stage) -> list[Staged]:
+        records = self._ordered(records, stage.partitions) if self._arguments["sequence_by"] else records
+        try:
+            if self._by_tasks(records):
+                staged = staging.staged_by_tasks(records, stage)
+            else:
+                staged = staging.staged_on_driver(self._files, records, stage)
+        except PySparkException as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            raise BadRecord(refused.what, position=f"batch {stage.batch}", remedy=refused.remedy) from error
+        bad = staging.refused_row(staged, stage.batch)
+        if bad is not None:
+            raise bad
+        return staged
+
+    def _ordered(self, records: DataFrame, partitions: int) -> DataFrame:
+        """All rows of a key in one task, in the order that `sequence_by` says; equal ones as they were."""
+        sequence = [name for name in records.columns if name.startswith("sequence_")]
+        kept = [name for name in records.columns if name in _RECORD_COLUMNS]
+        shuffled = int(records.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        tasks = max(1, min(partitions, shuffled))
+        unordered = F.lit(False)
+        for name in sequence:
+            unordered = unordered | F.col(name).isNull()
+        return (
+            records.withColumn("row", F.monotonically_increasing_id())
+            .repartitionById(tasks, F.pmod(F.xxhash64("key"), F.lit(tasks)).cast("int"))
+            .sortWithinPartitions(*sequence, "row")
+            .select(*kept, "row", unordered.alias("unordered"))
+        )
+
+    def _commit(
+        self,
+        log: Changelog,
+        columns: Columns | None,
+        df: DataFrame,
+        delivery: Delivery,
+        parts: Mapping[int, Blocks],
+    ) -> None:
+        writer = log.host.writer
+        with writer.exclusive:
+            # Another sink of this process may have committed since the batch was admitted.
+            if not self._intake.admits(df, writer.state, delivery):
+                return
+            if log.columns is not None and columns is not None:
+                log.host.set_columns(log.columns.accepts(columns))
+            writer.commit(parts, batch_of(writer.state, delivery))
+
+    @contextlib.contextmanager
+    def _working_directory(self, writer: Writer) -> Iterator[Path]:
+        """Where the tasks of one batch write; goes with it."""
+        directory = names.work(self.path, writer.opened_epoch, uuid.uuid4().hex)
+        self._files.make_directory(directory)
+        try:
+            yield directory
+        finally:
+            self._files.remove_tree(directory)
+
+    def _by_tasks(self, df: DataFrame) -> bool:
+        if self._placement == "auto":
+            return str(df.sparkSession.sparkContext.master).startswith("local")
+        return self._placement == "tasks"
+
+    # -- columns ---------------------------------------------------------------------------------------------
+
+    def _encoding_for(self, df: DataFrame) -> RowEncoding:
+        schema = df.schema
+        known = schema.json()
+        if self._encoding is None or self._encoding[0] != known:
+            self._encoding = known, RowEncoding(schema, self._keys, **self._arguments)
+        return self._encoding[1]
+
+    def _check_kind(self, log: Changelog) -> None:
+        if bool(self._keys) == (log.columns is not None):
+            return
+        typed = "no typed columns" if log.columns is None else f"keys {', '.join(log.columns.keys)}"
+        raise SchemaMismatch(
+            "The changelog was made for other rows.",
+            path=self.path,
+            expected=typed,
+            found=f"keys={self._keys!r}",
+            remedy="leave keys= out, and give a DataFrame with key and value"
+            if log.columns is None
+            else "name its key columns: keys=",
+        )

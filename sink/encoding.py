@@ -1,0 +1,268 @@
+"""A DataFrame's rows to records: which columns make the key and the value, and which rows delete.
+
+The bytes are made in the JVM by expressions of Spark; how a column is written is the matter of `jsoncolumns`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from keyfold.sink import jsoncolumns
+from keyfold.sink.jsoncolumns import Part
+from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
+from keyfold.statestore.typed import Columns, Format, raw_format
+
+Names = str | Sequence[str] | None
+
+_KAFKA_OPTIONAL = {"headers": "array<struct<key:string,value:binary>>", "timestamp": "timestamp"}
+_KAFKA_IGNORED = ("topic", "partition", "offset", "timestampType")
+_ORDERED = (T.NumericType, T.StringType, T.BinaryType, T.BooleanType, *jsoncolumns.TIMES)
+
+
+class RowEncoding:
+    """How the rows of one DataFrame become records.
+
+    Args:
+        schema: of the DataFrame.
+        keys: the key columns. None for a DataFrame in Kafka's shape: `key` and `value` of type binary or
+            string, perhaps `headers` and `timestamp`; Kafka's other columns are left out.
+        column_list: the columns of the value; without it all but the keys.
+        except_column_list: columns that are left out of the value.
+        apply_as_deletes: an SQL condition on the DataFrame's columns; where it is true a tombstone is
+            written.
+        value_format: "raw" or "json"; without it raw for one value column of type string or binary, else
+            JSON.
+        sequence_by: columns or SQL expressions that are carried along to order the changes of one key.
+
+    `columns` are those of the changelog, None in Kafka's shape.
+
+    Raises:
+        ConfigError: a column that is not there, or arguments that contradict each other.
+        SchemaMismatch: a type that cannot be kept exactly, or not in a key; its path is named.
+    """
+
+    def __init__(
+        self,
+        schema: T.StructType,
+        keys: Names = None,
+        *,
+        column_list: Names = None,
+        except_column_list: Names = None,
+        apply_as_deletes: str | None = None,
+        value_format: Format | None = None,
+        sequence_by: Names = None,
+    ) -> None:
+        self.columns: Columns | None = None
+        self._schema = schema
+        self._deletes = apply_as_deletes
+        self._sequence = _names(sequence_by, "sequence_by")
+        self._record: list[Column] | None = None
+        key_names = _names(keys, "keys")
+        if key_names:
+            values = _value_names(schema, key_names, column_list, except_column_list)
+            self.columns = _columns(schema, key_names, values, value_format)
+        elif (column_list, except_column_list, value_format) != (None, None, None):
+            raise ConfigError(
+                "column_list, except_column_list and value_format are for typed columns.",
+                remedy="name the key columns: keys=",
+            )
+        else:
+            _check_kafka_shape(schema)
+
+    def select(self, df: DataFrame) -> DataFrame:
+        """The records of `df`, in its order.
+
+        Columns: `key`, binary, null where a key column is null (the writer of the records can name the row
+        and refuses it); `value`, binary, null for a tombstone; in Kafka's shape `headers` and `timestamp`
+        (bigint, milliseconds since 1970) where `df` has them; `sequence_0`, `sequence_1`, ... for
+        `sequence_by`.
+
+        Where a row cannot be written exactly, Spark raises an error while it runs this: see `refusal`.
+
+        Raises:
+            SchemaMismatch: `df` has other columns than the schema given.
+            ConfigError: `apply_as_deletes` or `sequence_by` is not an expression of a fitting type.
+        """
+        if [(f.name, f.dataType) for f in df.schema] != [(f.name, f.dataType) for f in self._schema]:
+            raise SchemaMismatch(
+                "The DataFrame has other columns than the sink was built for.",
+                expected=self._schema.simpleString(),
+                found=df.schema.simpleString(),
+            )
+        if self._record is None:
+            for argument, text in self._expressions():
+                _check_expression(df, argument, text)
+            # Kept for the next batch: each part of an expression is a call to the JVM.
+            self._record = self._columns_of_a_record()
+        return self._numbered(df).select(*self._record)
+
+    def _columns_of_a_record(self) -> list[Column]:
+        if self.columns is None:
+            key, value, *more = self._kafka_record()
+        else:
+            key, value, more = self._key(self.columns), self._value(self.columns), []
+        if self._deletes is not None:
+            value = F.when(F.col("deletes"), F.lit(None).cast("binary")).otherwise(value)
+        sequence = [F.col(f"sequence_{i}") for i in range(len(self._sequence))]
+        return [key.alias("key"), value.alias("value"), *more, *sequence]
+
+    def _expressions(self) -> list[tuple[str, str]]:
+        """The SQL that was given, with the argument's name."""
+        deletes = [("apply_as_deletes", self._deletes)] if self._deletes is not None else []
+        return [*deletes, *(("sequence_by", text) for text in self._sequence)]
+
+    def _numbered(self, df: DataFrame) -> DataFrame:
+        """`df` with its columns named by position, so that no name is ambiguous, and with the expressions."""
+        names = [f"c{i}" for i in range(len(self._schema.fields))]
+        names += ["deletes"] if self._deletes is not None else []
+        names += [f"sequence_{i}" for i in range(len(self._sequence))]
+        return df.select("*", *(F.expr(text) for _, text in self._expressions())).toDF(*names)
+
+    def _part(self, name: str) -> Part:
+        i = self._schema.names.index(name)
+        return Part(name, F.col(f"c{i}"), self._schema.fields[i].dataType)
+
+    def _key(self, columns: Columns) -> Column:
+        parts = [self._part(name) for name in columns.keys]
+        raw = columns.key_format == "raw"
+        key = (parts[0].column if raw else jsoncolumns.key_object(parts)).cast("binary")
+        missing = jsoncolumns.either([part.column.isNull() for part in parts])
+        return F.when(missing, F.lit(None).cast("binary")).otherwise(jsoncolumns.refusing(key, parts))
+
+    def _value(self, columns: Columns) -> Column:
+        names = [f["name"] for f in columns.schema_json["fields"] if f["name"] not in columns.keys]
+        parts = [part for part in map(self._part, names) if not isinstance(part.kind, T.NullType)]
+        if columns.value_format == "raw":
+            name, col, _ = parts[0]
+            missing = jsoncolumns.raised(
+                f"Column {name!r} is null, and a null value would delete the key.",
+                'delete with apply_as_deletes=, or keep nulls with value_format="json"',
+            )
+            value = F.when(col.isNull(), missing).otherwise(col.cast("binary"))
+        else:
+            value = jsoncolumns.value_object(parts).cast("binary")
+        return jsoncolumns.refusing(value, parts)
+
+    def _kafka_record(self) -> list[Column]:
+        record = [self._part(name).column.cast("binary") for name in ("key", "value")]
+        if "headers" in self._schema.names:
+            record.append(self._part("headers").column.alias("headers"))
+        if "timestamp" in self._schema.names:
+            record.append(F.unix_millis(self._part("timestamp").column).alias("timestamp"))
+        return record
+
+
+def refusal(error: BaseException) -> BadRecord | None:
+    """The `BadRecord` in an error that Spark raised for a row of `RowEncoding.select`, or None."""
+    if not isinstance(error, PySparkException) or error.getCondition() != "USER_RAISED_EXCEPTION":
+        return None
+    message = (error.getMessageParameters() or {}).get("errorMessage", "")
+    if not message.startswith(jsoncolumns.MARK):
+        return None
+    what, _, remedy = message.removeprefix(jsoncolumns.MARK).partition(jsoncolumns.REMEDY)
+    return BadRecord(what, remedy=remedy)
+
+
+# -- which columns -------------------------------------------------------------------------------------------
+
+
+def _names(given: Names, argument: str) -> list[str]:
+    names = [given] if isinstance(given, str) else list(given or ())
+    if any(type(name) is not str or not name for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"{argument} takes names, each once.", found=names)
+    return names
+
+
+def _value_names(schema: T.StructType, keys: list[str], include: Names, exclude: Names) -> list[str]:
+    if include is not None and exclude is not None:
+        raise ConfigError("column_list and except_column_list exclude each other.", remedy="give one of them")
+    included, excluded = _names(include, "column_list"), _names(exclude, "except_column_list")
+    for argument, named in (("keys", keys), ("column_list", included), ("except_column_list", excluded)):
+        for name in named:
+            if name not in schema.names:
+                raise _no_such_column(schema, argument, name)
+    left_out = [name for name in excluded if name in keys]
+    if left_out:
+        raise ConfigError(
+            "A key column cannot be left out.", found=f"except_column_list: {', '.join(left_out)}"
+        )
+    wanted = schema.names if include is None else included
+    return [name for name in schema.names if name in wanted and name not in excluded and name not in keys]
+
+
+def _no_such_column(schema: T.StructType, argument: str, name: str) -> ConfigError:
+    lowered = {other.lower(): other for other in schema.names}
+    near = [lowered[low] for low in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    return ConfigError(
+        f"{argument} names a column that does not exist.",
+        expected=f"one of {', '.join(near or schema.names)}",
+        found=name,
+        remedy=f"did you mean {near[0]!r}?" if near else None,
+    )
+
+
+def _columns(
+    schema: T.StructType, keys: list[str], values: list[str], value_format: Format | None
+) -> Columns:
+    fields = schema.jsonValue()["fields"]
+    key_fields = [f for f in fields if f["name"] in keys]
+    value_fields = [f for f in fields if f["name"] in values]
+    return Columns(
+        {"type": "struct", "fields": [f for f in fields if f["name"] in keys or f["name"] in values]},
+        tuple(keys),
+        raw_format(key_fields),
+        value_format or raw_format(value_fields),
+    )
+
+
+def _check_kafka_shape(schema: T.StructType) -> None:
+    types = {f.name: f.dataType.simpleString() for f in schema}
+    for name in ("key", "value"):
+        if types.get(name) not in ("binary", "string"):
+            raise ConfigError(
+                "Without keys the DataFrame needs Kafka's columns key and value.",
+                expected=f"{name} of type binary or string",
+                found=", ".join(f"{other} {kind}" for other, kind in types.items()),
+                remedy="name the key columns: keys=",
+            )
+    for name, expected in _KAFKA_OPTIONAL.items():
+        if types.get(name, expected) != expected:
+            raise ConfigError(
+                f"Kafka's column {name} has another type.",
+                expected=expected,
+                found=types[name],
+                remedy="cast it, drop it, or name the key columns: keys=",
+            )
+    unknown = [n for n in types if n not in ("key", "value", *_KAFKA_OPTIONAL, *_KAFKA_IGNORED)]
+    if unknown or len(types) < len(schema.fields):
+        raise ConfigError(
+            "Without keys the DataFrame has only Kafka's columns, each once.",
+            found=", ".join(unknown or schema.names),
+            remedy="drop the others, or name the key columns: keys=",
+        )
+
+
+def _check_expression(df: DataFrame, argument: str, text: str) -> None:
+    try:
+        kind = df.select(F.expr(text)).schema.fields[0].dataType
+    except AnalysisException as error:
+        raise ConfigError(
+            f"{argument} is not an SQL expression on the DataFrame's columns.",
+            expected=f"columns {', '.join(df.columns)}",
+            found=f"{text} ({error.getCondition()})",
+        ) from None
+    if argument == "apply_as_deletes" and not isinstance(kind, T.BooleanType):
+        raise ConfigError(f"{argument} is not a condition.", expected="boolean", found=kind.simpleString())
+    if argument == "sequence_by" and not isinstance(kind, _ORDERED):
+        raise ConfigError(
+            f"{argument} has a type without an order here.",
+            expected="a number, string, binary, boolean, date or timestamp",
+            found=f"{text}: {kind.simpleString()}",
+            remedy="give the members of a struct one by one",
+        )

@@ -1,0 +1,138 @@
+"""What every function for `foreachBatch` in this room has: one changelog, one batch in flight at a time."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, TypeVar
+
+from pyspark.sql import DataFrame
+
+from keyfold.checkpoints.admission import OnReset
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.config import LogConfig
+from keyfold.checkpoints.identity import check_partitions
+from keyfold.sink.delivery import Delivery, Intake, check_dataframe, connect_refused
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.files import Files
+from keyfold.statestore.typed import Columns
+
+Self = TypeVar("Self", bound="ForeachBatch")
+
+
+class ForeachBatch(ABC):
+    """A function for `foreachBatch`, bound to one changelog. Queries call it on threads of their own.
+
+    The changelog is opened by `_opened`, and again where its writer was fenced: that goes through recovery.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        partitions: int | None,
+        config: Mapping[str, object] | None,
+        app_id: str | None,
+        on_reset: OnReset,
+        steal: bool,
+        files: Files,
+    ) -> None:
+        # Spark's JVM and its workers have working directories of their own.
+        self.path = Path(path).absolute()
+        self._files = files
+        self._intake = Intake(files, self.path, app_id, on_reset)
+        self._partitions = partitions
+        self._config = dict(config or {})
+        self._steal = steal
+        self._log: Changelog | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        LogConfig().with_changes(self._config)
+        if partitions is not None:
+            check_partitions(partitions)
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Commit one batch, durable when this returns; for `foreachBatch`, or to be called by hand.
+
+        Called by hand, a batch is known by its id alone: one that is not higher than the last one adds
+        nothing.
+
+        Raises:
+            BadRecord: a row that cannot be written, such as one without a key.
+            BatchConflict: the batch does not follow from what was committed.
+            ConfigError, SchemaMismatch, StorageFailed, WriterFenced: see there.
+            Whatever Spark raises while it computes the batch.
+            In each case nothing of the batch counts, and the sink can go on.
+        """
+        check_dataframe(df)
+        delivery = self._intake.identify(df, batch_id)
+        with self._lock:
+            if self._closed:
+                raise ConfigError("This sink was closed.", path=self.path, remedy="make a new one")
+            self._deliver(df, delivery)
+
+    @abstractmethod
+    def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
+        """Commit the batch, unless it was committed already."""
+
+    @abstractmethod
+    def _check_kind(self, log: Changelog) -> None:
+        """Refuse a changelog that was made for other rows. Raises `SchemaMismatch`."""
+
+    @property
+    def log(self) -> Changelog:
+        """The changelog that is written. Raises `ConfigError` before it exists, and after `close`."""
+        if self._log is None or self._closed:
+            raise ConfigError(
+                "This sink has no open changelog.",
+                path=self.path,
+                expected="a sink that is open, and has made its changelog with the first batch",
+                found="closed" if self._closed else "no changelog yet",
+                remedy="ask after the first batch, and before close()",
+            )
+        return self._log
+
+    def _opened(self, columns: Columns | None) -> Changelog:
+        """The changelog, created with `columns` where there is none."""
+        if self._log is not None and self._log.host.writer.fenced:
+            # Never by stealing: whoever took over from this writer keeps the changelog.
+            self._log.close()
+            self._log, self._steal = None, False
+        if self._log is None:
+            log = Changelog.open(
+                self.path,
+                partitions=self._partitions,
+                columns=columns,
+                config=self._config,
+                steal=self._steal,
+                files=self._files,
+            )
+            try:
+                self._check_kind(log)
+            except BaseException:
+                log.close()
+                raise
+            self._log = log
+        return self._log
+
+    def close(self) -> None:
+        """Give up the changelog; the last sink of this process gives up its writer."""
+        with self._lock:
+            self._closed = True
+            if self._log is not None:
+                self._log.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Only Spark Connect sends the function of foreachBatch to another process."""
+        raise connect_refused()

@@ -1,0 +1,214 @@
+"""The query that calls a sink: its id, and where its sources stood before and behind a batch.
+
+Before it runs batch N, Spark writes `offsets/<N>` into the query's checkpoint:
+
+    v1                                  or  v2
+    {"batchWatermarkMs":0, …}               {"batchWatermarkMs":0, …}
+    {"logOffset":0}                         0:{"logOffset":0}          one line per source,
+    -                                       1:-                        "-" for one without an offset yet
+
+Spark does not sync these files. Whoever commits a batch syncs its entry first: a commit must never be durable
+before the entry that says what was in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pyspark.sql import SparkSession
+
+from keyfold.statestore.errors import ConfigError, Damaged
+from keyfold.statestore.files import Files
+
+_LOCAL: Final = re.compile(r"^file:(?://)?(/.*)$|^(/.*)$")
+
+
+@dataclass(frozen=True)
+class RunningQuery:
+    """The streaming query on whose thread a function is called. `checkpoint` is a path or URI."""
+
+    id: str
+    batch: int
+    output_mode: str
+    checkpoint: str
+
+
+def running_query(session: SparkSession) -> RunningQuery | None:
+    """The query that is calling, None where no query is."""
+    context = session.sparkContext
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    if query is None or batch is None:
+        return None
+    execution = _execution(session, query)
+    if execution is None:
+        raise ConfigError(
+            "The streaming query that calls this sink cannot be found.",
+            expected="an active query of this process",
+            found=f"query {query}",
+            remedy="call the sink on the thread that foreachBatch gives",
+        )
+    mode = str(execution.outputMode().toString()).lower()
+    return RunningQuery(query, int(batch), mode, str(execution.resolvedCheckpointRoot()))
+
+
+def is_active(session: SparkSession, query: str) -> bool:
+    """Whether a query of this process with that id is running."""
+    return _execution(session, query) is not None
+
+
+def _execution(session: SparkSession, query: str) -> Any:
+    """The JVM's object of an active query, whatever session it is of; `streams.get` knows its own only."""
+    jvm: Any = session.sparkContext._jvm
+    state: Any = session._jsparkSession.sharedState()
+    return state.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+
+
+class OffsetLog(Protocol):
+    """The entries of `offsets/` in a checkpoint."""
+
+    def read(self, batch: int) -> bytes | None:
+        """An entry, None where there is none."""
+
+    def batches(self) -> Sequence[int]:
+        """The batches that have an entry."""
+
+    def sync(self, batch: int) -> None:
+        """Make an entry durable, as far as this file system can be told to."""
+
+    def __str__(self) -> str:
+        """Where the checkpoint is."""
+
+
+def offset_log(files: Files, session: SparkSession, checkpoint: str) -> OffsetLog:
+    """The offsets of the checkpoint at a path or URI, wherever Spark can write one."""
+    local = _LOCAL.match(checkpoint)
+    if local:
+        return LocalOffsetLog(files, Path(local[1] or local[2]))
+    return HadoopOffsetLog(session, checkpoint)
+
+
+def positions(log: OffsetLog, batch: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where the sources stand behind `batch`, and where they stood behind the batch before it.
+
+    One JSON text per source, "-" for a source without an offset; the second is empty for a query's first
+    batch. Batch ids can have gaps.
+
+    Raises:
+        Damaged: the checkpoint has no entry for the batch, or one that cannot be read.
+    """
+    text = log.read(batch)
+    if text is None:
+        raise _damaged(log, batch, "no such entry")
+    before = log.read(batch - 1)
+    if before is None:
+        earlier = [n for n in log.batches() if n < batch]
+        if not earlier:
+            return parse(text, log, batch), ()
+        before = log.read(max(earlier)) or b""
+        return parse(text, log, batch), parse(before, log, max(earlier))
+    return parse(text, log, batch), parse(before, log, batch - 1)
+
+
+def parse(entry: bytes, log: OffsetLog, batch: int) -> tuple[str, ...]:
+    """The sources' offsets in one entry. Raises `Damaged`."""
+    try:
+        version, _, *sources = entry.decode().rstrip("\n").split("\n")
+    except ValueError:
+        raise _damaged(log, batch, "less than two lines, or no UTF-8") from None
+    if version == "v1":
+        return tuple(sources)
+    if version == "v2":
+        named = [line.partition(":") for line in sources]
+        if all(colon for _, colon, _ in named):
+            return tuple(offset for _, _, offset in sorted(named, key=lambda n: (len(n[0]), n[0])))
+        raise _damaged(log, batch, "a line without the name of its source")
+    raise _damaged(log, batch, "a version that this keyfold does not know")
+
+
+def _damaged(log: OffsetLog, batch: int, found: str) -> Damaged:
+    return Damaged(
+        "The query's checkpoint does not say where its sources stand.",
+        path=f"{log}/offsets/{batch}",
+        expected="an entry of Spark's offset log, version v1 or v2",
+        found=found,
+        remedy="delete the checkpoint and start the query from resume(...)",
+    )
+
+
+class LocalOffsetLog:
+    """The offsets of a checkpoint on a local disk."""
+
+    def __init__(self, files: Files, checkpoint: Path) -> None:
+        self._files = files
+        self._checkpoint = checkpoint
+        self._offsets = checkpoint / "offsets"
+        self._synced_before = False
+
+    def __str__(self) -> str:
+        return str(self._checkpoint)
+
+    def read(self, batch: int) -> bytes | None:
+        try:
+            return self._files.read(self._offsets / str(batch))
+        except FileNotFoundError:
+            return None
+
+    def batches(self) -> Sequence[int]:
+        return [int(name) for name in self._files.list_directory(self._offsets) if name.isdigit()]
+
+    def sync(self, batch: int) -> None:
+        # With each entry goes the file of its checksum; without it Spark could not read the entry.
+        self._sync_with_checksum(self._offsets / str(batch))
+        self._files.sync_directory(self._offsets)
+        if not self._synced_before:
+            # The query's id: without it, Spark would take the checkpoint for that of a new query.
+            self._sync_with_checksum(self._checkpoint / "metadata")
+            self._files.sync_directory(self._checkpoint)
+            self._files.sync_directory(self._checkpoint.parent)
+            self._synced_before = True
+
+    def _sync_with_checksum(self, path: Path) -> None:
+        self._files.sync_path(path)
+        checksum = path.with_name(f".{path.name}.crc")
+        if self._files.exists(checksum):
+            self._files.sync_path(checksum)
+
+
+class HadoopOffsetLog:
+    """The offsets of a checkpoint on any file system that Spark can write to.
+
+    There is no fsync for these: a file that was closed is as durable as it will be.
+    """
+
+    def __init__(self, session: SparkSession, checkpoint: str) -> None:
+        jvm: Any = session.sparkContext._jvm
+        configuration = session._jsparkSession.sessionState().newHadoopConf()
+        self._jvm = jvm
+        self._checkpoint = checkpoint
+        self._offsets: Any = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
+        self._system: Any = self._offsets.getFileSystem(configuration)
+
+    def __str__(self) -> str:
+        return self._checkpoint
+
+    def read(self, batch: int) -> bytes | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._offsets, str(batch))
+        if not self._system.exists(path):
+            return None
+        stream = self._system.open(path)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def batches(self) -> Sequence[int]:
+        found = [entry.getPath().getName() for entry in self._system.listStatus(self._offsets)]
+        return [int(name) for name in found if name.isdigit()]
+
+    def sync(self, batch: int) -> None:
+        pass

@@ -1,0 +1,365 @@
+"""Blocks on their way into the log: tasks write them aside, the driver gives them their offsets.
+
+A task splits its rows by partition of the log and writes finished blocks, which count their records from 0,
+into a file of its own in the writer's working directory. What it returns to the driver is a few numbers per
+block, never a row. The driver reads each block back, compares its checksum, shifts its offsets and appends
+it: rows are neither decoded nor collected, and a batch of any size takes the memory of one block per
+partition.
+
+A file counts only if the driver was told of it: attempts that failed or lost a race leave files that nobody
+names. Spark's Python workers import this module, so it needs nothing of `keyfold.checkpoints`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+from py4j.protocol import Py4JJavaError
+from pyspark import TaskContext
+from pyspark.errors.exceptions.captured import convert_exception
+
+from keyfold.statestore import names
+from keyfold.statestore.blocks import BLOCK_BYTES, HEADERS_TYPE, decode, encode, rebase, record_batch, split
+from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
+from keyfold.statestore.files import LOCAL, Files, OpenFile
+from keyfold.statestore.hashing import partitions_of
+from keyfold.statestore.segment import Block, block_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: A task keeps back so many bytes of rows for each partition of the log, and at most so many together.
+_KEPT_BYTES_MAX: Final = 64 << 20
+#: Arrow's binary columns hold 2 GiB; batches are not put together beyond half of that.
+_TOGETHER_BYTES_MAX: Final = 1 << 30
+
+NO_KEY: Final = 1
+NO_HEADER_KEY: Final = 2
+NO_SEQUENCE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One block that a task wrote aside: what travels to the driver.
+
+    `position` and `length` are bytes in the file of this attempt. Where `problem` is not 0, it is no block but
+    the row that kept the task from going on, and `records` is the number of that row.
+    """
+
+    task: int
+    attempt: int
+    partition: int
+    position: int
+    length: int
+    records: int
+    tombstones: int
+    max_timestamp: int
+    crc: int
+    problem: int = 0
+
+
+_NAMES: Final = tuple(f.name for f in fields(Staged))
+_FACTS: Final = pa.schema([pa.field(name, pa.int64()) for name in _NAMES])
+#: The same for Spark.
+FACTS_DDL: Final = ", ".join(f"{name} long" for name in _NAMES)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a task does with its rows; the function for `DataFrame.mapInArrow`.
+
+    Rows have the columns `key` and `value` (binary) and, if wanted, `timestamp` (int64 ms), `headers`, and
+    after a sort `row` (where the row was before) and `unordered` (whether a value to sort by is null).
+
+    Attributes:
+        directory: where the task's file goes. It is there already, and goes with the batch.
+        now_ms: the timestamp of rows without one.
+    """
+
+    directory: str
+    batch: int
+    partitions: int
+    now_ms: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """In a task of Spark: what `run` returns, as one Arrow batch."""
+        context = TaskContext.get()
+        assert context is not None
+        staged = self.run(LOCAL, batches, context.partitionId(), context.taskAttemptId())
+        rows = np.array([astuple(s) for s in staged], np.int64).reshape(-1, len(_NAMES))
+        yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T.copy()], schema=_FACTS)
+
+    def run(self, files: Files, batches: Iterable[pa.RecordBatch], task: int, attempt: int) -> list[Staged]:
+        """Write the rows aside; returns the blocks, those of one partition in the order of their records.
+
+        Raises:
+            StorageFailed: the file cannot be written.
+        """
+        path = names.staged(Path(self.directory), self.batch, task, attempt)
+        writing = _Writing(files, path, task, attempt)
+        try:
+            return self._run(writing, batches)
+        except OSError as e:
+            raise StorageFailed(
+                "A task could not write its part of the batch.",
+                path=path,
+                expected="a directory that every task can write to",
+                found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy='free or repair the disk; if the tasks run on other machines, use placement="driver"',
+            ) from e
+        finally:
+            writing.close()
+
+    def _run(self, writing: _Writing, batches: Iterable[pa.RecordBatch]) -> list[Staged]:
+        kept: list[pa.RecordBatch] = []
+        size = row = 0
+        kept_max = min(self.partitions * BLOCK_BYTES, _KEPT_BYTES_MAX)
+        for batch in batches:
+            problem = _problem(batch, row, writing)
+            if problem is not None:
+                return [problem]
+            if kept and size + batch.nbytes > _TOGETHER_BYTES_MAX:
+                self._flush(writing, kept)
+                kept, size = [], 0
+            kept.append(batch)
+            size += batch.nbytes
+            row += batch.num_rows
+            if size >= kept_max:
+                self._flush(writing, kept)
+                kept, size = [], 0
+        if row and kept:
+            self._flush(writing, kept)
+        return writing.staged
+
+    def _flush(self, writing: _Writing, kept: Sequence[pa.RecordBatch]) -> None:
+        rows = _unplaced(pa.concat_batches(kept), self.now_ms)
+        numbers = partitions_of(rows.column("key"), self.partitions)
+        counts = np.bincount(numbers, minlength=self.partitions)
+        touched = np.flatnonzero(counts).tolist()
+        if len(touched) > 1:
+            # Partitions fit into 16 bits, and of those numpy's stable sort is a radix sort.
+            rows = rows.take(pa.array(np.argsort(numbers.astype(np.uint16), kind="stable")))
+        start = 0
+        for number in touched:
+            count = int(counts[number])
+            for piece in split(rows.slice(start, count)):
+                writing.write(number, piece)
+            start += count
+
+
+class _Writing:
+    """One task's file of blocks; made with the first block."""
+
+    def __init__(self, files: Files, path: Path, task: int, attempt: int) -> None:
+        self.task = task
+        self.attempt = attempt
+        self.staged: list[Staged] = []
+        self._files = files
+        self._path = path
+        self._file: OpenFile | None = None
+
+    def write(self, partition: int, rows: pa.RecordBatch) -> None:
+        columns = (rows.column(name) for name in ("timestamp", "key", "value", "headers"))
+        batch = record_batch(np.arange(rows.num_rows, dtype=np.int64), *columns)
+        data = encode(batch)
+        if self._file is None:
+            self._file = self._files.create(self._path)
+        position = self._file.position
+        self._files.append(self._file, [data])
+        block = block_of(batch, data)
+        self.staged.append(
+            Staged(
+                self.task,
+                self.attempt,
+                partition,
+                position,
+                data.size,
+                block.records,
+                block.tombstones,
+                block.max_timestamp,
+                crc32c(data),
+            )
+        )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._files.close(self._file)
+
+
+def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | None:
+    """The first row that cannot be written. `row`: rows of this task before `batch`."""
+    columns = batch.schema.names
+    keys = batch.column("key")
+    if keys.null_count:
+        kind, index = NO_KEY, pc.index(pc.is_null(keys), True).as_py()
+    elif "headers" in columns and (found := _header_without_key(batch.column("headers"))) >= 0:
+        kind, index = NO_HEADER_KEY, found
+    elif "unordered" in columns and (found := pc.index(batch.column("unordered"), True).as_py()) >= 0:
+        kind, index = NO_SEQUENCE, found
+    else:
+        return None
+    task, row = writing.task, row + index
+    if "row" in columns:
+        # Spark's monotonically_increasing_id: the task before the sort, above 33 bits of row.
+        task, row = divmod(batch.column("row")[index].as_py(), 1 << 33)
+    return Staged(task, writing.attempt, -1, 0, 0, row, 0, 0, 0, kind)
+
+
+def _header_without_key(headers: pa.Array) -> int:
+    """The first row with such a header, -1 for none."""
+    items = headers.flatten()
+    if not items.null_count and not items.field("key").null_count:
+        return -1
+    missing = pc.or_(pc.is_null(items), pc.is_null(items.field("key")))
+    first = pc.index(missing, True).as_py()
+    return -1 if first < 0 else int(pc.list_parent_indices(headers)[first].as_py())
+
+
+def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    """Rows with `timestamp` and `headers` as records have them."""
+    if "timestamp" in rows.schema.names:
+        timestamps = rows.column("timestamp").fill_null(now_ms).cast(pa.timestamp("ms"))
+    else:
+        timestamps = pa.array(np.full(rows.num_rows, now_ms, np.int64), pa.timestamp("ms"))
+    if "headers" in rows.schema.names:
+        headers = rows.column("headers").cast(HEADERS_TYPE)
+    else:
+        headers = pa.nulls(rows.num_rows, HEADERS_TYPE)
+    columns = {
+        "key": rows.column("key"),
+        "value": rows.column("value"),
+        "timestamp": timestamps,
+        "headers": headers,
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+# -- on the driver -------------------------------------------------------------------------------------------
+
+
+def staged_by_tasks(records: DataFrame, stage: Stage) -> list[Staged]:
+    """Every task writes its own rows; what they wrote, in the order of the DataFrame."""
+    rows = records.mapInArrow(stage, FACTS_DDL).collect()
+    return sorted((Staged(*row) for row in rows), key=lambda s: s.task)
+
+
+def staged_on_driver(files: Files, records: DataFrame, stage: Stage) -> list[Staged]:
+    """The same where tasks cannot write to the changelog's disk: every row comes to the driver.
+
+    One partition of the DataFrame at a time is held in the JVM's memory, one Arrow batch in Python's.
+    """
+    return stage.run(files, _arriving(records), 0, 0)
+
+
+def _arriving(records: DataFrame) -> Iterator[pa.RecordBatch]:
+    def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Sent to the workers by value, so keyfold need not be installed where they run.
+        for batch in batches:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as stream:
+                stream.write_batch(batch)
+            yield pa.RecordBatch.from_pydict({"packed": pa.array([sink.getvalue().to_pybytes()])})
+
+    try:
+        for row in records.mapInArrow(packed, "packed binary").toLocalIterator():
+            with pa.ipc.open_stream(row.packed) as stream:
+                yield from stream
+    except Py4JJavaError as error:
+        # Spark itself does this for every action but this one.
+        cause = error.java_exception
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        raise convert_exception(cause) from error
+
+
+def refused_row(staged: Sequence[Staged], batch: int) -> BadRecord | None:
+    """The error for the first row that a task could not write, None where all were written."""
+    problems = [s for s in staged if s.problem]
+    if not problems:
+        return None
+    first = min(problems, key=lambda s: (s.task, s.records))
+    position = f"batch {batch}, Spark partition {first.task}, row {first.records}"
+    what, expected, remedy = _PROBLEMS[first.problem]
+    return BadRecord(what, position=position, expected=expected, found="null", remedy=remedy)
+
+
+_PROBLEMS: Final = {
+    NO_KEY: (
+        "A record has no key.",
+        "a key that is not null",
+        "filter such rows out, or give them a key, before they are written",
+    ),
+    NO_HEADER_KEY: (
+        "A header of a record has no key.",
+        "headers whose keys are not null",
+        "filter such headers out, or drop the column headers",
+    ),
+    NO_SEQUENCE: (
+        "A record has no place in the order of its key.",
+        "values of sequence_by that are not null",
+        "filter such rows out, or order by something that every row has",
+    ),
+}
+
+
+def blocks_by_partition(
+    files: Files, stage: Stage, staged: Iterable[Staged], compression: str | None
+) -> dict[int, Callable[[int], Iterator[Block]]]:
+    """For each partition of the log that gets records: a function that places its blocks from an offset on.
+
+    The functions raise `StorageFailed` or `Damaged` where a file is not as the task left it. Neither fences
+    the writer: nothing that counts was written.
+    """
+    parts: dict[int, list[Staged]] = {}
+    for s in staged:
+        parts.setdefault(s.partition, []).append(s)
+    return {p: _placing(files, stage, blocks, compression) for p, blocks in parts.items()}
+
+
+def _placing(
+    files: Files, stage: Stage, staged: Sequence[Staged], compression: str | None
+) -> Callable[[int], Iterator[Block]]:
+    def place(offset: int) -> Iterator[Block]:
+        for s in staged:
+            data = rebase(_read(files, stage, s), offset)
+            block = pa.py_buffer(data) if compression is None else _compressed(data, compression)
+            yield Block(block, offset, offset + s.records - 1, s.records, s.tombstones, s.max_timestamp)
+            offset += s.records
+
+    return place
+
+
+def _compressed(block: np.ndarray, compression: str) -> pa.Buffer:
+    return encode(decode(pa.py_buffer(block)), compression)
+
+
+def _read(files: Files, stage: Stage, s: Staged) -> pa.Buffer:
+    """A staged block; read, not mapped: mapped pages would count as the driver's memory."""
+    path = names.staged(Path(stage.directory), stage.batch, s.task, s.attempt)
+    try:
+        data = files.read(path, s.position, s.length)
+    except OSError as e:
+        raise StorageFailed(
+            "What a task wrote cannot be read on the driver.",
+            path=path,
+            expected="a disk that both of them see",
+            found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy='use placement="driver"',
+        ) from e
+    if len(data) != s.length or crc32c(data) != s.crc:
+        raise Damaged(
+            "What a task wrote is not what the driver reads.",
+            path=path,
+            position=f"bytes {s.position} to {s.position + s.length}",
+            expected=f"crc32c {s.crc:08x}",
+            found=f"{len(data)} bytes with crc32c {crc32c(data):08x}",
+            remedy="check the disk; nothing of the batch counts, start the query again",
+        )
+    return pa.py_buffer(data)

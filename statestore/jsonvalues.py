@@ -1,0 +1,380 @@
+"""JSON objects, one per record, to Arrow columns and back: the bytes of typed keys and values.
+
+How a column is written:
+
+    boolean, integers  as themselves
+    decimal            a number with all its digits: `1.50`, `1E-38`
+    float, double      in values: a number, or a string (see below); in keys: a string of
+                       the exact bits, `"0x1.8p0"`, the same text from every JVM
+    string             as itself; valid UTF-8
+    binary             a string of upper-case hexadecimal digits
+    date               `"2013-01-31"`
+    timestamp          `"2013-01-31T10:00:00.000000Z"`, in UTC, always six digits; a timestamp_ntz has no Z
+    array              an array; its null elements are `null`
+    map                an array of `{"key": ..., "value": ...}` in the map's order
+    struct             an object
+    null               the field is left out
+
+A value that begins with one space holds NaN or an infinity somewhere; all its floats and doubles are strings
+(`"NaN"`, `"Infinity"`, `"-Infinity"`, `"1.5"`). So every column of a text is of one kind of JSON, and Arrow
+parses whole batches: nothing here loops over records. Text of another form is refused with the position of
+the first bad record, never with its content.
+"""
+
+from __future__ import annotations
+
+import binascii
+import datetime
+import decimal
+import math
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from keyfold.statestore.errors import BadRecord, SchemaMismatch
+
+Floats = Literal["number", "text", "bits"]
+
+_SPACE, _BRACE, _NEWLINE = b" {\n"
+_PIECE_BYTES = 1 << 28
+_BLOCK_BYTES = 1 << 22
+
+# -- JSON to Arrow -------------------------------------------------------------------------------------------
+
+
+def decode_objects(records: pa.Array, schema: pa.Schema, *, keys: bool = False) -> pa.Table:
+    """The columns of `schema` from one JSON object per record.
+
+    Args:
+        records: binary; a null record gives null in every column.
+        keys: whether floats are written as in keys.
+
+    Raises:
+        SchemaMismatch: a record is not JSON of this schema; `position` says which.
+    """
+    try:
+        pieces = [_decode_piece(piece, schema, keys) for piece in _pieces(records)]
+    except (pa.ArrowException, binascii.Error, ValueError):
+        row = _first_bad(records, schema, keys)
+    else:
+        return pa.concat_tables([*pieces, schema.empty_table()])
+    raise SchemaMismatch(
+        "A record is not JSON of the changelog's columns.",
+        position=f"record {row} of the batch",
+        expected=", ".join(f"{field.name}: {field.type}" for field in schema),
+        remedy="open the changelog again if a column was just added; or the record was appended as raw bytes",
+    )
+
+
+def _first_bad(records: pa.Array, schema: pa.Schema, keys: bool) -> int:
+    """The position of the first record that cannot be decoded, by halving."""
+    low, high = 0, len(records)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            for piece in _pieces(records[low:middle]):
+                _decode_piece(piece, schema, keys)
+        except (pa.ArrowException, binascii.Error, ValueError):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _pieces(records: pa.Array) -> Iterable[pa.Array]:
+    """Slices of about 256 MB: a JSON text is one Arrow buffer, and those end at 2 GB."""
+    if not len(records):
+        return
+    offsets = _offsets(records)
+    cuts = np.arange(offsets[0] + _PIECE_BYTES, offsets[-1], _PIECE_BYTES, dtype=np.int64)
+    rows = np.unique(np.concatenate(([0], np.searchsorted(offsets, cuts), [len(records)])))
+    for start, end in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
+        yield records.slice(start, end - start)
+
+
+def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool) -> pa.Table:
+    if records.null_count:
+        records = records.fill_null(pa.scalar(b"{}", pa.binary()))
+    offsets = _offsets(records)
+    if (np.diff(offsets) < 2).any():
+        raise ValueError("an empty record")
+    data = np.frombuffer(records.buffers()[2], dtype=np.uint8)
+    marked = data[offsets[:-1]] == _SPACE
+    if keys:
+        marked[:] = False
+    if (data[offsets[:-1] + marked] != _BRACE).any():
+        raise ValueError("a record is not one object")
+    if not marked.any():
+        return _parse(records, schema, "bits" if keys else "number")
+    plain = np.flatnonzero(~marked)
+    special = np.flatnonzero(marked)
+    kinds: list[tuple[npt.NDArray[np.int64], Floats]] = [(plain, "number"), (special, "text")]
+    tables = [_parse(records.take(pa.array(rows)), schema, floats) for rows, floats in kinds if len(rows)]
+    place = np.empty(len(records), dtype=np.int64)
+    place[np.concatenate((plain, special))] = np.arange(len(records))
+    return pa.concat_tables(tables).take(pa.array(place))
+
+
+def _parse(records: pa.Array, schema: pa.Schema, floats: Floats) -> pa.Table:
+    """`records` of one kind; each is known to begin with "{", perhaps after a space."""
+    rows = len(records)
+    joined = pc.binary_join_element_wise(records, pa.scalar(b"", pa.binary()), pa.scalar(b"\n", pa.binary()))
+    joined.cast(pa.string())  # raises where it is not UTF-8; the parser does not look
+    text = joined.buffers()[2]
+    # As many lines as records, each beginning with "{", and (below) as many objects: so one object in each.
+    if np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _NEWLINE) != rows:
+        raise ValueError("a record is not one object")
+    columns = [field for field in schema if not pa.types.is_null(field.type)]
+    longest = int(np.diff(_offsets(records)).max())
+    table = pj.read_json(
+        pa.BufferReader(text),
+        read_options=pj.ReadOptions(block_size=max(_BLOCK_BYTES, longest + 1)),
+        parse_options=pj.ParseOptions(
+            explicit_schema=pa.schema([pa.field(f.name, _json_type(f.type, floats)) for f in columns]),
+            unexpected_field_behavior="error",
+        ),
+    )
+    if table.num_rows != rows and columns:
+        raise ValueError("a record is not one object")
+    parsed = {name: table.column(i) for i, name in enumerate(table.column_names)}
+    return pa.Table.from_arrays(
+        [
+            pa.chunked_array([_typed(chunk, f.type) for chunk in parsed[f.name].chunks], f.type)
+            if f.name in parsed
+            else pa.chunked_array([pa.nulls(rows)])
+            for f in schema
+        ],
+        schema=schema,
+    )
+
+
+def _json_type(kind: pa.DataType, floats: Floats) -> pa.DataType:
+    """The Arrow type that the JSON of a column is parsed to; `_typed` makes the column's own type from it."""
+    if pa.types.is_null(kind):
+        return pa.bool_()  # Arrow's JSON reader loses the length of arrays of nulls
+    if pa.types.is_date32(kind):
+        return pa.timestamp("s")
+    if pa.types.is_binary(kind) or (pa.types.is_floating(kind) and floats != "number"):
+        return pa.string()
+    if pa.types.is_map(kind):
+        entry = [
+            ("key", _json_type(kind.key_type, floats)),
+            ("value", _json_type(kind.item_type, floats)),
+        ]
+        return pa.list_(pa.struct(entry))
+    if pa.types.is_list(kind):
+        return pa.list_(_json_type(kind.value_type, floats))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _json_type(f.type, floats)) for f in kind])
+    return kind
+
+
+def _typed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`array` as parsed from JSON, as type `kind`; buffers are shared where they are equal."""
+    if array.type == kind:
+        return array
+    if pa.types.is_null(kind):
+        return pa.nulls(len(array))
+    if pa.types.is_binary(kind):
+        return _from_hexadecimal(array)
+    if pa.types.is_floating(kind):
+        return _from_text(array, kind)
+    if pa.types.is_nested(kind):
+        return _typed_nested(array, kind)
+    return array.cast(kind)
+
+
+def _typed_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Arrays from the JSON reader begin at offset 0, so that their buffers can be taken as they are."""
+    if pa.types.is_struct(kind):
+        children = []
+        for i, field in enumerate(kind):
+            child = _typed(array.field(i), field.type)
+            _refuse_nulls(child, field, array)
+            children.append(child)
+        buffers = array.buffers()[:1]
+    elif pa.types.is_map(kind):
+        entries = pa.struct([kind.key_field, kind.item_field])
+        children = [_typed(array.values, entries)]
+        _refuse_nulls(children[0], pa.field("entries", entries, nullable=False), None)
+        buffers = array.buffers()[:2]
+    else:
+        children = [_typed(array.values, kind.value_type)]
+        _refuse_nulls(children[0], kind.value_field, None)
+        buffers = array.buffers()[:2]
+    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, 0, children)
+
+
+def _refuse_nulls(child: pa.Array, field: pa.Field, parent: pa.Array | None) -> None:
+    if field.nullable or not child.null_count:
+        return
+    missing = child.is_null() if parent is None else pc.and_(child.is_null(), parent.is_valid())
+    if pc.any(missing).as_py():
+        raise ValueError("null where the column has none")
+
+
+def _from_hexadecimal(text: pa.Array) -> pa.Array:
+    offsets = _offsets(text)
+    if (np.diff(offsets) & 1).any():
+        raise ValueError("half a byte")
+    data = binascii.unhexlify(memoryview(text.buffers()[2] or b"")[offsets[0] : offsets[-1]])
+    ends = pa.py_buffer(((offsets - offsets[0]) // 2).astype(np.int32))
+    return pa.Array.from_buffers(
+        pa.binary(), len(text), [text.buffers()[0], ends, pa.py_buffer(data)], text.null_count
+    )
+
+
+_BITS = r"^(?P<sign>-?)0x(?P<whole>[01])\.(?P<fraction>[0-9a-f]{1,13})p(?P<exponent>-?[0-9]{1,4})$"
+
+
+def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Floats from decimal text or from their bits: `-0x1.8p3` is -1.5 * 2**3, as in C and Java."""
+    found = pc.extract_regex(text, _BITS)
+    bits = found.drop_null()
+    if not len(bits):
+        return text.cast(kind)
+    fraction = pc.utf8_rpad(bits.field("fraction"), 13, "0")
+    digits = pc.binary_join_element_wise("00", bits.field("whole"), fraction, "")
+    mantissa = np.frombuffer(_from_hexadecimal(digits).buffers()[2], dtype=">u8").astype(np.float64)
+    negative = pc.equal(bits.field("sign"), "-").to_numpy(zero_copy_only=False)
+    exponent = bits.field("exponent").cast(pa.int32()).to_numpy()
+    exact = np.ldexp(np.where(negative, -mantissa, mantissa), exponent - 52)
+    is_bits = found.is_valid()
+    others = pc.if_else(is_bits, pa.scalar(None, pa.string()), text).cast(pa.float64())
+    return pc.replace_with_mask(others, is_bits, pa.array(exact)).cast(kind)
+
+
+def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    """Of a binary or string array, `len + 1` positions in its data, whatever slice it is."""
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(1, dtype=np.int32)
+    return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+# -- Python values to JSON -----------------------------------------------------------------------------------
+
+_ESCAPED = re.compile(r'[\x00-\x1f"\\]')
+_SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+def encode_object(schema: pa.Schema, values: Sequence[object]) -> bytes:
+    """One key as JSON, the bytes that Spark writes for these values. For single look-ups, not for batches.
+
+    Raises:
+        BadRecord: a value does not fit its column; `position` names the column.
+    """
+    members = (_member(field, value) for field, value in zip(schema, values, strict=True))
+    return ("{" + ",".join(members) + "}").encode()
+
+
+def encode_raw(field: pa.Field, value: object) -> bytes:
+    """One key of a single string or binary column. Raises `BadRecord` as `encode_object` does."""
+    if pa.types.is_string(field.type) and isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise _unfit(field, value) from None
+    if pa.types.is_binary(field.type) and isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise _unfit(field, value)
+
+
+def _member(field: pa.Field, value: object) -> str:
+    try:
+        return f"{_string(field.name)}:{_text(value, field.type)}"
+    except (TypeError, ValueError, ArithmeticError):
+        raise _unfit(field, value) from None
+
+
+def _unfit(field: pa.Field, value: object) -> BadRecord:
+    return BadRecord(
+        "A value does not fit its key column.",
+        position=f"column {field.name!r}",
+        expected=field.type,
+        found=f"a {type(value).__name__}",
+    )
+
+
+def _text(value: object, kind: pa.DataType) -> str:
+    if value is None:
+        return "null"
+    if pa.types.is_string(kind) and isinstance(value, str):
+        value.encode()
+        return _string(value)
+    if pa.types.is_boolean(kind) and isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if pa.types.is_integer(kind) and not isinstance(value, bool):
+        return str(pa.scalar(operator.index(value), kind).as_py())  # type: ignore[arg-type]
+    if pa.types.is_floating(kind) and isinstance(value, (int, float, np.floating)):
+        return _string(_bits(float(np.float32(value)) if pa.types.is_float32(kind) else float(value)))
+    if pa.types.is_decimal(kind) and isinstance(value, (int, decimal.Decimal)):
+        return _decimal(decimal.Decimal(value), kind)
+    if pa.types.is_binary(kind) and isinstance(value, (bytes, bytearray, memoryview)):
+        return f'"{bytes(value).hex().upper()}"'
+    if pa.types.is_temporal(kind):
+        return f'"{_time(value, kind)}"'
+    if pa.types.is_list(kind) and isinstance(value, (list, tuple)):
+        return "[" + ",".join(_text(item, kind.value_type) for item in value) + "]"
+    if pa.types.is_struct(kind):
+        return _struct(value, kind)
+    raise TypeError
+
+
+def _struct(value: object, kind: pa.StructType) -> str:
+    names = [field.name for field in kind]
+    if isinstance(value, Mapping):
+        if not set(value) <= set(names):
+            raise ValueError
+        items = [value.get(name) for name in names]
+    elif isinstance(value, (list, tuple)) and len(value) == len(names):
+        items = list(value)
+    else:
+        raise TypeError
+    members = zip(kind, items, strict=True)
+    return "{" + ",".join(f"{_string(f.name)}:{_text(v, f.type)}" for f, v in members if v is not None) + "}"
+
+
+def _string(value: str) -> str:
+    return '"' + _ESCAPED.sub(lambda found: _SHORT.get(found[0], f"\\u{ord(found[0]):04X}"), value) + '"'
+
+
+def _bits(value: float) -> str:
+    """As Java's `%a`: `0x1.8p0`. Zero has no sign here, and there is one NaN."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if value == 0:
+        return "0x0.0p0"
+    mantissa, exponent = value.hex().split("p")
+    whole, fraction = mantissa.split(".")
+    return f"{whole}.{fraction.rstrip('0') or '0'}p{int(exponent)}"
+
+
+def _decimal(value: decimal.Decimal, kind: pa.Decimal128Type) -> str:
+    if not value.is_finite():
+        raise ValueError
+    context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+    exact = value.quantize(decimal.Decimal((0, (1,), -kind.scale)), context=context)
+    return str(exact if exact else exact.copy_abs())
+
+
+def _time(value: object, kind: pa.DataType) -> str:
+    if pa.types.is_date32(kind):
+        if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
+            raise TypeError
+        return value.isoformat()
+    if not isinstance(value, datetime.datetime) or (value.tzinfo is None) != (kind.tz is None):
+        raise TypeError
+    if value.tzinfo is None:
+        return value.isoformat(timespec="microseconds")
+    utc = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+    return utc.isoformat(timespec="microseconds") + "Z"

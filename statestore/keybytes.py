@@ -1,0 +1,220 @@
+"""Where the bytes of an Arrow array's keys are, and how to read the same eight bytes of many keys at once.
+
+Keys are compared and hashed where they lie, without a copy: a key is an address and a length. `Memory` reads
+aligned 64-bit words only, and only words that hold at least one byte of a key. Such a word never reaches into
+another page, so the bytes beside a key may be read (and are masked out) even at the very end of a mapped file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from keyfold.statestore.errors import BadRecord
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Offsets: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+#: So many first bytes of every key are compared column by column, whether or not the first columns differ.
+_HEAD_BYTES: Final = 64
+#: What is longer than this is compared one by one: there a call costs less than the bytes.
+_LONG_BYTES: Final = 1024
+
+#: `_MASKS[n]` keeps the first n bytes of a little-endian word.
+_MASKS: Final = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
+_ONE: Final = np.uint64(1)
+_LOW_BITS: Final = np.uint64(63)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the keys of one array are. Valid as long as that array is held.
+
+    Attributes:
+        data: address of the byte that `offsets` count from; 0 where there are no bytes at all.
+        offsets: one more than there are keys, int32 or int64, ascending.
+        width: the length of every key in bytes where all are equally long, else None; None for an empty array.
+    """
+
+    data: int
+    offsets: Offsets
+    width: int | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The addresses of the first byte of the first key, and one past the last byte of the last key."""
+        return self.data + int(self.offsets[0]), self.data + int(self.offsets[-1])
+
+    def addresses(self) -> Ints:
+        return self.offsets[:-1].astype(np.int64) + self.data
+
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets).astype(np.int64, copy=False)
+
+
+def layout_of(keys: pa.Array) -> Layout:
+    """The layout of an array of binary, large binary, string or large string, sliced or not.
+
+    Raises:
+        BadRecord: a key is null, or the array has another type.
+        ValueError: its offsets do not ascend within its data: it was never validated.
+    """
+    if pa.types.is_binary(keys.type) or pa.types.is_string(keys.type):
+        bits = 32
+    elif pa.types.is_large_binary(keys.type) or pa.types.is_large_string(keys.type):
+        bits = 64
+    else:
+        raise BadRecord("A key is bytes or a string.", expected="binary or string", found=str(keys.type))
+    if keys.null_count:
+        raise BadRecord("A key is null.", found=f"{keys.null_count} null keys of {len(keys)}")
+    _, places, data = keys.buffers()
+    if len(keys) == 0 or places is None:
+        return Layout(0, np.zeros(1, np.int64), None)
+    offsets: Offsets = np.frombuffer(places, f"<i{bits // 8}", len(keys) + 1, keys.offset * bits // 8)
+    lengths = np.diff(offsets)
+    first, last, shortest = int(offsets[0]), int(offsets[-1]), int(lengths.min())
+    if first < 0 or shortest < 0 or last > (0 if data is None else data.size):
+        raise ValueError("The offsets of a key column do not ascend within its data.")
+    width = shortest if last - first == shortest * len(keys) else None
+    return Layout(0 if data is None else data.address, offsets, width)
+
+
+class Memory:
+    """Reads 64-bit little-endian words in [start, stop). Who calls holds what lies there: it is not checked."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        first = start & ~7
+        size = ((stop + 7) & ~7) - first if stop > start else 0
+        self._words: Words = np.zeros(1, np.uint64)
+        if size:
+            self._words = np.frombuffer(pa.foreign_buffer(first, size), "<u8")
+        self.first = first
+
+    def columns(self, addresses: Ints, width: int) -> list[Words]:
+        """The first `width` ≥ 1 bytes at each address as columns of words, the last one filled up with zeros."""
+        places = addresses - self.first
+        low = places >> 3
+        shift = ((places & 7) << 3).view(np.uint64)
+        if width % 8 == 0 and not shift.any():
+            return [self._aligned(low + i) for i in range(width // 8)]
+        columns = self._shifted(low, shift, (places + (width - 1)) >> 3, -(-width // 8))
+        if width % 8:
+            columns[-1] &= _MASKS[width % 8]
+        return columns
+
+    def ragged_columns(self, addresses: Ints, lengths: Ints, count: int) -> list[Words]:
+        """The first `count` words of keys of any lengths; a byte beyond the end of its key is zero."""
+        # An empty key may lie at the edge of a page that is not ours: the first word is read in its place.
+        places = np.where(lengths == 0, 0, addresses - self.first)
+        shift = ((places & 7) << 3).view(np.uint64)
+        last = np.maximum(places + lengths - 1, 0) >> 3
+        columns = self._shifted(places >> 3, shift, last, count)
+        for i, column in enumerate(columns):
+            column &= np.take(_MASKS, lengths - 8 * i, mode="clip")
+        return columns
+
+    def _shifted(self, low: Ints, shift: Words, last: Ints, count: int) -> list[Words]:
+        """`count` words from each `low`, moved down by `shift` bits; no word beyond number `last` is touched."""
+        back = _LOW_BITS - shift
+        columns = []
+        word = self._aligned(low)
+        for i in range(1, count + 1):
+            following = self._aligned(np.minimum(low + i, last))
+            word >>= shift
+            word |= (following << _ONE) << back
+            columns.append(word)
+            word = following
+        return columns
+
+    def _aligned(self, indices: Ints) -> Words:
+        return np.take(self._words, indices, mode="clip")
+
+    def bytes_at(self, address: int, length: int) -> bytes:
+        """A copy of one key."""
+        place = address - self.first
+        return self._words.view(np.uint8)[place : place + length].tobytes()
+
+
+@dataclass(frozen=True)
+class Spots:
+    """Keys to be compared: where each one is, and either the `width` of all in bytes or the `lengths` of each."""
+
+    memory: Memory
+    addresses: Ints
+    width: int | None
+    lengths: Ints | None
+
+    def sizes(self) -> Ints:
+        if self.lengths is not None:
+            return self.lengths
+        return np.full(len(self.addresses), self.width, np.int64)
+
+    def head(self, width: int) -> list[Words]:
+        """The first `width` bytes of every key, or all of it, as columns of words."""
+        if self.width == 0 or len(self.addresses) == 0:
+            return []
+        if self.lengths is None and self.width is not None:
+            return self.memory.columns(self.addresses, min(width, self.width))
+        return self.memory.ragged_columns(self.addresses, self.sizes(), -(-width // 8))
+
+    def longest(self) -> int:
+        if self.width is not None:
+            return self.width
+        return int(self.sizes().max(initial=0))
+
+
+def neighbours_equal(keys: Spots) -> Bools:
+    """Whether each key equals the one behind it: one answer less than there are keys. Each key is read once."""
+    count = max(len(keys.addresses) - 1, 0)
+    same = np.ones(count, np.bool_)
+    longest = keys.longest()
+    for word in keys.head(min(longest, _HEAD_BYTES)):
+        same &= word[1:] == word[:-1]
+    if keys.lengths is not None:
+        same &= keys.lengths[1:] == keys.lengths[:-1]
+    if longest > _HEAD_BYTES:
+        _compare_rest(
+            (keys.memory, keys.addresses[:-1]), (keys.memory, keys.addresses[1:]), keys.sizes()[:-1], same
+        )
+    return same
+
+
+def pairs_equal(a: Spots, b: Spots) -> Bools:
+    """Whether key i of `a` equals key i of `b`, for every i."""
+    same: Bools = a.sizes() == b.sizes()
+    longest = min(a.longest(), b.longest())
+    head = min(longest, _HEAD_BYTES)
+    # Where the lengths differ, so may the number of words; those keys are already known to differ.
+    for word_a, word_b in zip(a.head(head), b.head(head), strict=False):
+        same &= word_a == word_b
+    if longest > _HEAD_BYTES:
+        _compare_rest((a.memory, a.addresses), (b.memory, b.addresses), a.sizes(), same)
+    return same
+
+
+def _compare_rest(a: tuple[Memory, Ints], b: tuple[Memory, Ints], lengths: Ints, same: Bools) -> None:
+    """Clear `same` for keys of equal `lengths` that differ behind the first `_HEAD_BYTES`."""
+    done = _HEAD_BYTES
+    rows = np.flatnonzero(same & (lengths > done))
+    while len(rows) and done < _LONG_BYTES:
+        rest = lengths[rows] - done
+        word_a, word_b = (m.ragged_columns(at[rows] + done, rest, 1)[0] for m, at in (a, b))
+        equal = word_a == word_b
+        same[rows[~equal]] = False
+        done += 8
+        rows = rows[equal & (rest > 8)]
+    for row in rows.tolist():
+        length = int(lengths[row]) - done
+        one, other = (m.bytes_at(int(at[row]) + done, length) for m, at in (a, b))
+        same[row] = one == other

@@ -1,0 +1,357 @@
+"""The last value of every key of one partition, in RocksDB: key -> (offset, timestamp, value).
+
+The store is disposable: the log is the truth. It holds the fold of the log up to `applied`, the next offset
+to apply, and says so itself: `applied` is written in the same RocksDB write batch, or in the same ingested
+file, as the rows it speaks of. There is no write-ahead log. After kill -9 or power loss the store is what it
+was after some earlier `apply`, never something between two, and the caller applies the log from `applied` on.
+Whatever is wrong with a store is `StoreUnusable`, and the caller builds another in a new directory.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rocksdict import Options, Rdict, SstFileWriter, WriteBatch
+
+from keyfold.statestore.contract import (
+    Entries,
+    Frozen,
+    ReadOnlyStore,
+    StoreBase,
+    check_bounds,
+    check_key,
+    check_keys,
+    closed,
+)
+from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.rocks import (
+    REBUILT,
+    Cursor,
+    StoreUnusable,
+    close_database,
+    database_options,
+    get_many,
+    moving_ingestion,
+    open_database,
+    unusable,
+)
+from keyfold.statestore.storeformat import (
+    DATA,
+    DATA_END,
+    FORMAT_VERSION,
+    HEADER,
+    META_KEY,
+    Identity,
+    pack_meta,
+    put_rows,
+    unpack_meta,
+)
+
+__all__ = ["Identity", "LastValues", "LastValuesSnapshot", "StoreUnusable"]
+
+BLOCK_CACHE_BYTES = 32 << 20
+
+#: From so many rows on a sorted file is built and ingested, below they go into a write batch. At 5,000 rows
+#: both cost the same; at 100,000 the file takes a third of the time and never holds the interpreter for long.
+INGEST_ROWS = 20_000
+
+#: The file that is built to be ingested. RocksDB leaves names alone that are not its own.
+_LOAD_FILE = "load.tmp"
+
+#: A scan fetches so many rows first, since most are short, then twice as many each time up to the second.
+_SCAN_ROWS_FIRST = 16
+_SCAN_ROWS_MAX = 1_024
+
+
+class LastValues(StoreBase):
+    """The last values of one partition. One thread applies, any number may read meanwhile.
+
+    A `get` sees one state, and so does a `get_all` of up to 4,000 keys; a larger one is split over the cores
+    and may see an `apply` in between. An iterator and a `snapshot` always see one state.
+    """
+
+    def __init__(
+        self, directory: Path, identity: Identity, files: Files, db: Rdict, options: Options
+    ) -> None:
+        """For `open` only."""
+        self._directory = directory
+        self._identity = identity
+        self._files = files
+        self._db: Rdict | None = db
+        self._options = options
+        self._applied = 0
+        self._writing = threading.Lock()
+        self._viewing = threading.Lock()
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        identity: Identity,
+        *,
+        files: Files = LOCAL,
+        block_cache_bytes: int = BLOCK_CACHE_BYTES,
+    ) -> LastValues:
+        """The store in `directory`, made if missing. Raises `StoreUnusable`."""
+        try:
+            files.make_directory(directory)
+        except OSError as error:
+            raise unusable(directory, error) from error
+        options = database_options(block_cache_bytes)
+        db = open_database(directory, options)
+        store = cls(directory, identity, files, db, options)
+        try:
+            store._begin()
+        except BaseException:
+            store._release()
+            raise
+        return store
+
+    def _begin(self) -> None:
+        """Check that the store is the one asked for. A new one has no meta record before its first apply."""
+        with self.snapshot() as snapshot:
+            record = snapshot.meta()
+            if record is not None:
+                self._applied = self._check_meta(record)
+                return
+            with snapshot.all() as rows:
+                if next(rows, None) is not None:
+                    raise self._refused("a meta record", "rows without one")
+
+    def _check_meta(self, record: bytes) -> int:
+        try:
+            version, identity, applied = unpack_meta(record)
+        except ValueError as error:
+            raise self._refused("a meta record", error) from None
+        if identity is None:
+            raise self._refused(f"format version {FORMAT_VERSION}", f"format version {version}")
+        if identity != self._identity:
+            raise self._refused(self._identity, identity)
+        return applied
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    @property
+    def applied(self) -> int:
+        """The next offset to apply: the store is the fold of the log below it."""
+        return self._applied
+
+    def apply(self, last: pa.RecordBatch, applied: int) -> None:
+        """Fold a range of the log in. It becomes visible at once, and survives a crash whole or not at all.
+
+        Args:
+            last: `offset: int64, timestamp: int64 or timestamp[ms], key: binary, value: binary`; one row per
+                key, its last record in a range of the log that begins at `self.applied` or before it. A null
+                value is a delete.
+            applied: the end of that range; `self.applied` becomes it.
+
+        A range can come again, or overlap with those before; that changes nothing. All is durable after
+        `flush`. Raises `StoreUnusable`, and `ValueError` for rows that are not as said above: nothing has
+        changed then.
+        """
+        with self._writing:
+            db = self._opened()
+            if applied <= self._applied:
+                return
+            rows = _in_key_order(last, applied)
+            if rows.num_rows < INGEST_ROWS:
+                self._write(db, rows, applied)
+            else:
+                self._ingest(db, rows, applied)
+            self._applied = applied
+
+    def _write(self, db: Rdict, rows: pa.RecordBatch, applied: int) -> None:
+        """As one write batch: it goes into one memtable, which is flushed whole and after those before it."""
+        batch = WriteBatch(raw_mode=True)
+        put_rows(batch, rows)
+        batch[META_KEY] = pack_meta(self._identity, applied)
+        try:
+            db.write(batch)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _ingest(self, db: Rdict, rows: pa.RecordBatch, applied: int) -> None:
+        """As one sorted file: one entry of RocksDB's manifest takes it over, after a flush of older rows."""
+        path = str(self._directory / _LOAD_FILE)
+        try:
+            self._remove_load_file()
+            writer = SstFileWriter(self._options)
+            writer.open(path)
+            writer[META_KEY] = pack_meta(self._identity, applied)
+            put_rows(writer, rows)
+            writer.finish()
+            db.ingest_external_file([path], moving_ingestion())
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _remove_load_file(self) -> None:
+        """Make the name free.
+
+        RocksDB takes the file over by a hard link, and a kill can leave both names of what is then live data:
+        to write to this one again would empty the live file.
+        """
+        path = self._directory / _LOAD_FILE
+        if self._files.exists(path):
+            self._files.unlink(path)
+
+    def flush(self) -> None:
+        """All that was applied survives a crash after this returns. Raises `StoreUnusable`."""
+        db = self._opened()
+        try:
+            db.flush()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        record = self._record(key)
+        return None if record is None else record[HEADER.size :]
+
+    def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
+        """Offset, timestamp in ms and value of the last record of `key`; None where there is none."""
+        record = self._record(key)
+        return None if record is None else (*HEADER.unpack_from(record), record[HEADER.size :])
+
+    def _record(self, key: bytes) -> bytes | None:
+        db = self._opened()
+        check_key(key)
+        try:
+            found: bytes | None = db.get(DATA + key)
+        except Exception as error:
+            raise self._failed(error) from error
+        return found
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        db = self._opened()
+        stored = [DATA + key for key in check_keys(keys)]
+        try:
+            records = get_many(db, stored)
+        except Exception as error:
+            raise self._failed(error) from error
+        return [None if record is None else record[HEADER.size :] for record in records]
+
+    def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
+        check_bounds(from_, to)
+        cursor = self._cursor()
+        return Entries(_rows(cursor, from_, to), cursor.close)
+
+    def snapshot(self) -> LastValuesSnapshot:
+        return LastValuesSnapshot(self._cursor())
+
+    def _cursor(self) -> Cursor:
+        with self._viewing:
+            cursor = Cursor(self._opened(), self._directory, key_skip=len(DATA), value_skip=HEADER.size)
+            self._cursors.add(cursor)
+        return cursor
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush and close; iterators and snapshots end with it. Raises `StoreUnusable` if that failed."""
+        with self._writing:
+            if self._db is None:
+                return
+            try:
+                self.flush()
+            finally:
+                self._release()
+
+    def destroy(self) -> None:
+        """Close, and remove the directory."""
+        with self._writing:
+            self._release()
+        self._files.remove_tree(self._directory)
+
+    def _release(self) -> None:
+        """Let go of RocksDB and of its lock."""
+        with self._viewing:
+            db, self._db = self._db, None
+            for cursor in list(self._cursors):
+                cursor.close()
+        if db is not None:
+            close_database(db, self._directory)
+
+    def _opened(self) -> Rdict:
+        db = self._db
+        if db is None:
+            raise closed("store")
+        return db
+
+    def _failed(self, error: Exception) -> KeyfoldError:
+        return closed("store") if self._db is None else unusable(self._directory, error)
+
+    def _refused(self, expected: object, found: object) -> StoreUnusable:
+        return StoreUnusable(
+            "this is not the last-value store that was asked for",
+            path=self._directory,
+            expected=expected,
+            found=found,
+            remedy=REBUILT,
+        )
+
+
+class LastValuesSnapshot(StoreBase):
+    """A store as it was at one moment. Keeps that moment's files and memory alive until it is closed."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+
+    def meta(self) -> bytes | None:
+        return self._cursor.value(META_KEY)
+
+    @property
+    def applied(self) -> int:
+        """`LastValues.applied` at that moment."""
+        record = self.meta()
+        return 0 if record is None else unpack_meta(record)[2]
+
+    def get(self, key: bytes) -> bytes | None:
+        check_key(key)
+        record = self._cursor.value(DATA + key)
+        return None if record is None else record[HEADER.size :]
+
+    def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
+        self._check_open()
+        check_bounds(from_, to)
+        return Entries(_rows(self._cursor, from_, to))
+
+    def snapshot(self) -> ReadOnlyStore:
+        """Itself again; it lives no longer than this one."""
+        self._check_open()
+        return Frozen(self, owns=False)
+
+    def close(self) -> None:
+        self._cursor.close()
+        super().close()
+
+
+def _rows(cursor: Cursor, from_: bytes | None, to: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    start: bytes | None = DATA if from_ is None else DATA + from_
+    end = DATA_END if to is None else DATA + to
+    rows_max = _SCAN_ROWS_FIRST
+    while start is not None:
+        rows, start = cursor.run(start, end, rows_max)
+        yield from rows
+        rows_max = min(2 * rows_max, _SCAN_ROWS_MAX)
+
+
+def _in_key_order(last: pa.RecordBatch, applied: int) -> pa.RecordBatch:
+    """The rows sorted by key. `ValueError`: they cannot be the fold of a range that ends at `applied`."""
+    end = pc.max(last.column("offset")).as_py()
+    if end is not None and end >= applied:
+        raise ValueError(f"offset {end} is not below {applied}, the end of its range")
+    if last.column("key").null_count:
+        raise ValueError("a row has no key")
+    rows = last.take(pc.sort_indices(last.column("key")))
+    keys = rows.column("key")
+    if rows.num_rows > 1 and pc.any(pc.equal(keys[1:], keys[:-1])).as_py():
+        raise ValueError("two rows have the same key: fold the range first")
+    return rows

@@ -1,0 +1,169 @@
+"""Spark's types in the JSON of its schemas: which are kept, what they are in Arrow, how they differ.
+
+An atomic type is its name, a nested one an object. Here a collation stands in the name (`string collate
+UTF8_LCASE`), which Spark reads as well as its own way, the metadata of the nearest field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from keyfold.statestore.errors import SchemaMismatch
+
+FieldJson = dict[str, Any]
+
+_ATOMIC: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+}
+_DECIMAL = re.compile(r"^decimal\((\d+),\s*(\d+)\)$")
+_SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+#: What to do about a type that is not kept, by the beginning of its name.
+_REMEDIES = {
+    "variant": "use to_json(column), a string",
+    "geo": "use st_asbinary(column), a binary",
+    "udt": "cast it to the type that it is stored as",
+    "decimal": "cast it to a decimal with a scale from 0 to its precision",
+}
+
+
+def cleaned(column: FieldJson) -> FieldJson:
+    """The field with its collations in the types, without metadata of one query (watermarks, aliases)."""
+    metadata = column.get("metadata") or {}
+    return {
+        "name": column["name"],
+        "type": _with_collations(column["type"], column["name"], metadata.get("__COLLATIONS") or {}),
+        "nullable": bool(column.get("nullable", True)),
+        "metadata": {"comment": metadata["comment"]} if "comment" in metadata else {},
+    }
+
+
+def _with_collations(kind: Any, path: str, collations: Mapping[str, str]) -> Any:
+    if kind == "string" and path in collations:
+        return f"string collate {collations[path].partition('.')[2]}"
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        return {**kind, "fields": [cleaned(f) for f in kind["fields"]]}
+    if isinstance(kind, dict):
+        parts = (("elementType", "element"), ("keyType", "key"), ("valueType", "value"))
+        inner = {p: _with_collations(kind[p], f"{path}.{end}", collations) for p, end in parts if p in kind}
+        return {**kind, **inner}
+    return kind
+
+
+def arrow_schema(fields: Sequence[FieldJson]) -> pa.Schema:
+    return pa.schema([pa.field(f["name"], _arrow_type(f["type"])) for f in fields])
+
+
+def _arrow_type(kind: Any) -> pa.DataType:
+    """The type in Spark's `toArrow()`, of a type that `check_column` has accepted."""
+    if isinstance(kind, str):
+        if found := _DECIMAL.match(kind):
+            return pa.decimal128(int(found[1]), int(found[2]))
+        return _ATOMIC[kind.partition(" ")[0]]
+    if kind["type"] == "array":
+        return pa.list_(_arrow_field("element", kind["elementType"], kind["containsNull"]))
+    if kind["type"] == "map":
+        return pa.map_(
+            _arrow_field("key", kind["keyType"], nullable=False),
+            _arrow_field("value", kind["valueType"], kind["valueContainsNull"]),
+        )
+    return pa.struct([_arrow_field(f["name"], f["type"], f["nullable"]) for f in kind["fields"]])
+
+
+def _arrow_field(name: str, kind: Any, nullable: bool) -> pa.Field:
+    return pa.field(name, _arrow_type(kind), nullable=nullable or kind == "void")
+
+
+def check_column(column: FieldJson, *, is_key: bool) -> None:
+    """Raises `SchemaMismatch` for a type that is not kept exactly, or not in a key."""
+    for path, kind, in_map_key in _walk(column):
+        problem = _problem(kind, is_key=is_key, in_map_key=in_map_key)
+        if problem:
+            what, remedy = problem
+            raise SchemaMismatch(what, position=f"column {path!r}", found=sql_text(kind), remedy=remedy)
+
+
+def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | None:
+    """What is wrong with a type, and what to do."""
+    name = kind if isinstance(kind, str) else kind["type"]
+    if is_key and name == "map":
+        return "A key cannot hold a map: equal maps can be written in many orders.", "use an array of structs"
+    if is_key and name == "void":
+        return "A key cannot hold a column that is always null.", "choose another key"
+    if name in ("array", "map") or name in _ATOMIC or _is_decimal(name):
+        return None
+    if name == "struct":
+        names = [f["name"] for f in kind["fields"]]
+        return (
+            ("Two fields of a struct have one name.", "rename one") if len(set(names)) < len(names) else None
+        )
+    if name.startswith("string collate "):
+        what = "A key cannot hold a string with a collation: equal strings would be different bytes."
+        return (what, "use collation_key(column), which is binary") if is_key or in_map_key else None
+    remedy = next((r for prefix, r in _REMEDIES.items() if name.startswith(prefix)), "cast it to string")
+    return "A type that cannot be kept exactly.", remedy
+
+
+def _is_decimal(name: str) -> bool:
+    found = _DECIMAL.match(name)
+    return found is not None and 1 <= int(found[1]) <= 38 and int(found[2]) <= int(found[1])
+
+
+def _walk(column: FieldJson) -> Iterator[tuple[str, Any, bool]]:
+    """Every type in a column with its path (`a.b`, `a[]`, `a[key]`) and whether it is part of a map's key."""
+    todo: list[tuple[str, Any, bool]] = [(column["name"], column["type"], False)]
+    while todo:
+        path, kind, in_map_key = todo.pop()
+        yield path, kind, in_map_key
+        name = kind["type"] if isinstance(kind, dict) else None
+        if name == "array":
+            todo.append((f"{path}[]", kind["elementType"], in_map_key))
+        elif name == "map":
+            todo.append((f"{path}[value]", kind["valueType"], in_map_key))
+            todo.append((f"{path}[key]", kind["keyType"], True))
+        elif name == "struct":
+            todo.extend((f"{path}.{f['name']}", f["type"], in_map_key) for f in reversed(kind["fields"]))
+
+
+def sql_text(kind: Any) -> str:
+    """As SQL writes the type; without nullability, so equal texts are the same type."""
+    if isinstance(kind, str):
+        return _SQL_NAMES.get(kind, kind)
+    if kind["type"] == "array":
+        return f"array<{sql_text(kind['elementType'])}>"
+    if kind["type"] == "map":
+        return f"map<{sql_text(kind['keyType'])},{sql_text(kind['valueType'])}>"
+    if kind["type"] == "struct":
+        members = (f"`{f['name'].replace('`', '``')}`:{sql_text(f['type'])}" for f in kind["fields"])
+        return f"struct<{','.join(members)}>"
+    return str(kind["type"])
+
+
+def described(column: FieldJson | None) -> str:
+    if column is None:
+        return "missing"
+    return sql_text(column["type"]) + ("" if column["nullable"] else " not null")
+
+
+def wider(old: Any, new: Any) -> Any:
+    """One type, or field, of two that differ in nullability only: nullable where either is."""
+    if isinstance(old, dict):
+        return {part: wider(old[part], new[part]) if part != "metadata" else old[part] for part in old}
+    if isinstance(old, list):
+        return [wider(a, b) for a, b in zip(old, new, strict=True)]
+    return old or new

@@ -1,0 +1,85 @@
+r"""The bytes of a last-value store: its keys, its values, its meta record. Pure, no I/O.
+
+    b"\x00"          -> the meta record
+    b"\x01" + key    -> offset and timestamp in ms, each int64 little-endian, and the value
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+FORMAT_VERSION = 1
+
+# Data keys have one byte in front, so that no user's key, the empty one included, meets the meta record's.
+META_KEY = b"\x00"
+DATA = b"\x01"
+DATA_END = b"\x02"
+
+#: In front of every value: offset and timestamp, 8 bytes each, little-endian.
+HEADER = struct.Struct("<qq")
+
+_META = struct.Struct("<4sHHIqq")
+_MAGIC = b"KFLV"
+
+#: So many rows at most are Python objects at one time.
+_ENCODE_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a store is a fold of. Another changelog, partition or generation (a rollback) is another fold."""
+
+    changelog: str
+    partition: int
+    generation: int
+
+
+def pack_meta(identity: Identity, applied: int) -> bytes:
+    """The meta record.
+
+    0        4         6             8           12           20        28
+    +--------+---------+-------------+-----------+------------+---------+------------------+
+    | "KFLV" | version | uuid length | partition | generation | applied | changelog's uuid |
+    +--------+---------+-------------+-----------+------------+---------+------------------+
+    """
+    uuid = identity.changelog.encode()
+    head = _META.pack(_MAGIC, FORMAT_VERSION, len(uuid), identity.partition, identity.generation, applied)
+    return head + uuid
+
+
+def unpack_meta(record: bytes) -> tuple[int, Identity | None, int]:
+    """Version, identity, applied; no identity for another version. `ValueError`: not a meta record."""
+    if len(record) < _META.size:
+        raise ValueError("a record that is too short")
+    magic, version, length, partition, generation, applied = _META.unpack_from(record)
+    if magic != _MAGIC:
+        raise ValueError("a record with another magic")
+    if version != FORMAT_VERSION:
+        return version, None, 0
+    if len(record) != _META.size + length:
+        raise ValueError("a record of another length")
+    return version, Identity(record[_META.size :].decode(), partition, generation), applied
+
+
+def put_rows(target: Any, rows: pa.RecordBatch) -> None:
+    """Put or delete every row in a write batch or a file: one call a row, rocksdict has nothing for many."""
+    nothing = pa.scalar(b"")
+    for start in range(0, rows.num_rows, _ENCODE_ROWS):
+        part = rows.slice(start, _ENCODE_ROWS)
+        header = np.empty((part.num_rows, 2), "<i8")
+        for place, name in enumerate(("offset", "timestamp")):
+            header[:, place] = part.column(name).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        packed = pa.Array.from_buffers(pa.binary(HEADER.size), len(part), [None, pa.py_buffer(header)])
+        keys = pc.binary_join_element_wise(pa.scalar(DATA), part.column("key"), nothing)
+        values = pc.binary_join_element_wise(packed.cast(pa.binary()), part.column("value"), nothing)
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+            if value is None:
+                del target[key]
+            else:
+                target[key] = value

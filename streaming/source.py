@@ -1,0 +1,111 @@
+"""The data source `keyfold` of Spark: options in, readers out."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from keyfold.checkpoints.identity import read_identity
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.files import LOCAL
+from keyfold.streaming.batch import KeyfoldReader
+from keyfold.streaming.options import Kind, parse
+from keyfold.streaming.rows import Rows, check_schema
+from keyfold.streaming.stream import FollowingReader, SeedReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class KeyfoldSource(DataSource):
+    """`spark.read.format("keyfold")` and `spark.readStream.format("keyfold")`.
+
+    What comes is said by `mode`:
+
+    - `state`: one row per key. A typed changelog gives the columns that were written, with their types; a raw
+      one `key`, `value`, `partition`, `offset`, `timestamp`.
+    - `log`: the records, with the columns of Spark's Kafka source; `topic` is the directory's name.
+    - `changes`: the records, typed: the columns that were written (`key`, `value` where raw), then
+      `_deleted`, `_partition`, `_offset`, `_timestamp`. A delete has null in every value column.
+
+    Without `mode` it is `changes` where an option about following is given (`startingOffsets`,
+    `endingOffsets`, `failOnDataLoss`, `maxOffsetsPerTrigger`), else `state`. Spark asks for the columns
+    before it says whether it reads or streams, so a stream has to name one of those options or the mode.
+
+    Options (names without case, as in Spark):
+
+    - `path`: the changelog's directory, as a rule given to `load`.
+    - `at` (state): the number of a commit, or in a batch the name of an anchor: the exact state at that
+      commit. In a stream this is a **seed**: the state of that commit is the first micro-batch, and nothing
+      ever follows.
+    - `endOffsets` (state, batch): `"12,40"`, the end of each partition, where a commit had these.
+    - `partitions` (batch): `"0,3"`, only these.
+    - `startingOffsets` (log, changes): `earliest` (the default, in streams too: a changelog read from its
+      start is the whole state and then its changes), `latest`, or the JSON that the source itself keeps,
+      `{"keyfold": "<uuid>", "offsets": {"0": 12, "1": 40}}`, for all partitions.
+    - `endingOffsets` (log, changes, batch): `latest` (the default) or that JSON.
+    - `maxOffsetsPerTrigger` (log, changes, stream): rows per micro-batch at most, shared out over the
+      partitions.
+    - `failOnDataLoss` (log, changes): `true` (the default) raises `CompactedAway` where records, or deletes,
+      between the position and now are gone; `false` logs a warning and goes on.
+    - `includeHeaders` (log): `true` adds the column `headers`.
+    - `viewTimeoutMs`: how long the files of a view are kept for tasks that have not begun (default 10
+      minutes); tasks that run keep them for as long as they take.
+
+    A DataFrame is of one view: the newest commit when it was first computed. Nothing that is not committed is
+    seen.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._parsed = parse(options)
+        self._rows: Rows | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "keyfold"
+
+    def schema(self) -> StructType:
+        return self._rows_of_now().schema(self._parsed.path)
+
+    def reader(self, schema: StructType) -> KeyfoldReader:
+        rows = self._checked("batch", schema)
+        return KeyfoldReader(self._parsed, rows, schema)
+
+    def streamReader(self, schema: StructType) -> FollowingReader | SeedReader:
+        rows = self._checked("stream", schema)
+        kind = SeedReader if self._parsed.mode == "state" else FollowingReader
+        return kind(self._parsed, rows, schema)
+
+    def _checked(self, kind: Kind, schema: StructType) -> Rows:
+        self._parsed.check_kind(kind)
+        check_schema(schema, self.schema(), self._parsed.path)
+        return self._rows_of_now()
+
+    def _rows_of_now(self) -> Rows:
+        """What the changelog's columns were when Spark first asked; those added later are not read."""
+        if self._rows is None:
+            options = self._parsed
+            identity = read_identity(LOCAL, options.path)
+            self._rows = Rows(options.mode, identity.columns, options.path.name, options.include_headers)
+        return self._rows
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("keyfold")` known to a session where Spark has not found it by itself.
+
+    Spark looks for packages named `pyspark_…` on Python's path, and finds that of an installed keyfold. It
+    does not find one that was installed to be edited (`pip install -e`). Doing it twices does no harm.
+
+    Raises:
+        ConfigError: the session is one of Spark Connect.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        raise ConfigError(
+            "The data source is not offered to Spark Connect.", expected="a classic Spark session",
+            found=type(spark).__module__, remedy="use SparkSession.builder.master(…)",
+        )  # fmt: skip
+    spark.dataSource.register(KeyfoldSource)

@@ -1,0 +1,79 @@
+"""What all tests share: one Spark session, Hypothesis profiles, marks by directory."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.groups import MARKERS, Groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# `python -m pytest` puts the working directory on the path, and with it a second copy of every class.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+# `derandomize` is said each time: on CI Hypothesis's own default would try the same examples in every run.
+_COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "derandomize": False,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("dev", max_examples=50, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("ci", max_examples=100, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("soak", max_examples=3000, **_COMMON)  # type: ignore[arg-type]
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
+settings.load_profile(PROFILE)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Groups(), "groups")
+    # Worker processes of pytest-xdist are given the options of the first process, and so the same seed.
+    # A developer's own run is left alone: with a seed Hypothesis does not use the failures that it saved.
+    if config.getoption("hypothesis_seed", None) is None and PROFILE != "dev":
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.getoption("hypothesis_seed", None)
+    return f"hypothesis: profile {PROFILE}" + (f", --hypothesis-seed={seed}" if seed else "")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        directory = item.path.relative_to(ROOT / "tests").parts[0]
+        if directory in MARKERS:
+            item.add_marker(directory)
+        if "spark" in getattr(item, "fixturenames", ()):
+            if directory != "spark":
+                item.add_marker("spark")
+            # One worker process of pytest-xdist runs all of these, so that one session is started.
+            item.add_marker(pytest.mark.xdist_group("spark-session"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One local session for all tests. A test changes its configuration only through `spark.newSession()`."""
+    from support.session import spark_session
+
+    session = spark_session(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def soak() -> bool:
+    """Whether this run may take its time (`make soak`): more rounds, more examples."""
+    return PROFILE == "soak"

@@ -1,0 +1,74 @@
+"""A kill, a failing disk, a power loss at every single file operation of appends, cleaner passes and openings.
+
+Crash states as numbered in docs/format.md: C1 to C4, O1 to O3, S1 and S2 all occur among them.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from keyfold.statestore.errors import KeyfoldError
+
+from faults import FailAt, KillAt, Killed, Operation, changes
+from powerloss import Disk, PowerLoss
+from support.lives import BATCHES, bury, fault_in, live
+
+
+def of_the_log(operation: Operation) -> bool:
+    """Last-value stores are made by a thread of their own, at no certain time, and count for nothing."""
+    return changes(operation) and "store-" not in str(operation.path)
+
+
+def operations(tmp_path: Path) -> int:
+    files = KillAt(only=of_the_log)
+    live(files, tmp_path / "counted", lambda batch: None)
+    return files.count
+
+
+@pytest.mark.parametrize("halfway", [False, True], ids=["before", "halfway"])
+def test_a_kill_at_any_operation_leaves_whole_batches_and_none_that_was_told_is_lost(
+    tmp_path: Path, halfway: bool
+) -> None:
+    count = operations(tmp_path)
+    assert count > 150
+    for n in range(count):
+        told: list[int] = []
+        files = KillAt(n, halfway=halfway, only=of_the_log)
+        path = tmp_path / f"life-{n}"
+        with suppress(Killed):
+            live(files, path, told.append)
+        bury(files)
+        fault = fault_in(path, told, last_values=n % 8 == 0)
+        assert fault is None, f"killed at operation {n}: {fault}"
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
+def test_a_disk_that_fails_at_any_operation_loses_nothing_that_was_told(
+    tmp_path: Path, error: int, forever: bool
+) -> None:
+    for n in range(0, operations(tmp_path), 3):
+        told: list[int] = []
+        files = FailAt(n, error, forever=forever, halfway=True, only=of_the_log)
+        path = tmp_path / f"life-{n}"
+        with suppress(KeyfoldError):
+            live(files, path, told.append)
+        bury(files)
+        fault = fault_in(path, told, last_values=n % 8 == 0)
+        assert fault is None, f"failed at operation {n}: {fault}"
+
+
+def test_a_power_loss_at_any_moment_leaves_whole_batches_and_none_that_was_told_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    disk = Disk(tmp_path / "disk", ignored=("store-", "lock", "readers"))
+    live(PowerLoss(disk), disk.base / "log", lambda batch: disk.mark(str(batch)))
+    assert disk.unrecorded() == []
+    checked = 0
+    for state in disk.states(tmp_path / "states", seeds=(1,), apart=False):
+        fault = fault_in(state.path / "log", [int(m) for m in state.marks], last_values=checked % 20 == 0)
+        assert fault is None, f"{state}: {fault}"
+        checked += 1
+    assert checked > 2 * BATCHES

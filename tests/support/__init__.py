@@ -1,0 +1,1 @@
+"""What several tests share. Nothing here is a test."""

@@ -1,0 +1,50 @@
+"""The one way in which tests start Spark, in pytest's own process and in the processes that tests start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+def spark_session(directory: Path) -> SparkSession:
+    """A small local session whose files all live in `directory` (absolute, made if missing)."""
+    if not directory.is_absolute():
+        raise ValueError("Spark resolves a relative path by the JVM's own working directory.")
+    directory.mkdir(parents=True, exist_ok=True)
+    log4j = directory / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    # Workers run `PYSPARK_PYTHON`; without it they take whatever `python3` the path gives.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    options = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory} -XX:+UseSerialGC"
+        ),
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("keyfold-tests")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()

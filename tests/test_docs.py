@@ -1,0 +1,187 @@
+"""Every code block of the README and of docs/ runs; and the machinery that runs them sees what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from support import documents
+from support.documents import Block, DocumentError, blocks_of, check, commands_of, output_matches
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+WritePage: TypeAlias = Callable[[str], Path]
+
+
+def run_page(page: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page as the tests do: a process of its own, in an empty directory, `keyfold` on the PATH."""
+    directory.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "tests"),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "support.documents", str(page)],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=570,
+    )
+
+
+def _page(path: Path) -> object:
+    marks = [pytest.mark.spark] if any(block.uses_spark() for block in blocks_of(path)) else []
+    return pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [_page(path) for path in PAGES if path.exists()])
+def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    done = run_page(page, tmp_path / "work")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_shows_python_and_commands() -> None:
+    """An extraction that finds nothing would pass everything."""
+    languages = {block.language for block in blocks_of(ROOT / "README.md")}
+    assert "python" in languages
+    assert languages & {"console", "bash"}
+
+
+# -- the machinery --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> WritePage:
+    """Write a page of which `'''` stands for three backticks."""
+
+    def page(text: str) -> Path:
+        path = tmp_path / "page.md"
+        path.write_text(text.replace("'''", "```"))
+        return path
+
+    return page
+
+
+def test_python_blocks_share_a_namespace_and_run_in_order(write: WritePage, tmp_path: Path) -> None:
+    page = write(
+        "'''python\nx = 1\n'''\nwords\n'''text\nnot run(\n'''\n<!-- python\nx += 1\n-->\n"
+        "- item\n  '''python\n  if x:\n      open('made', 'w').write(str(x))\n  '''\n"
+    )
+    done = run_page(page, tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "work" / "made").read_text() == "2"
+
+
+def test_a_failing_block_is_reported_with_the_page_and_its_line(write: WritePage, tmp_path: Path) -> None:
+    done = run_page(write("# title\n\n'''python\nx = 1\nassert x == 2\n'''\n"), tmp_path / "work")
+    assert done.returncode != 0
+    assert "page.md" in done.stderr
+    assert "line 5" in done.stderr
+
+
+def test_a_block_that_should_raise_fails_when_it_does_not(write: WritePage, tmp_path: Path) -> None:
+    assert run_page(write("'''python raises=ZeroDivisionError\n1 / 0\n'''\n"), tmp_path / "a").returncode == 0
+    assert run_page(write("'''python raises=ZeroDivisionError\n1 / 1\n'''\n"), tmp_path / "b").returncode != 0
+    assert run_page(write("'''python raises=KeyError\n1 / 0\n'''\n"), tmp_path / "c").returncode != 0
+
+
+def test_keyfold_commands_run_where_the_python_blocks_before_them_ran(
+    write: WritePage, tmp_path: Path
+) -> None:
+    write_log = (
+        "'''python\nimport pyarrow as pa\nfrom keyfold.checkpoints import Changelog\n"
+        "with Changelog.open('var/log', partitions=1) as log:\n"
+        "    log.append(pa.table({'key': [b'a'], 'value': [b'1']}), app_id='page', batch_id=0)\n'''\n"
+    )
+    good = run_page(
+        write(write_log + "'''console\n$ keyfold stats var/log --json\n{...}\n'''\n"), tmp_path / "a"
+    )
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert run_page(write("'''bash\nkeyfold stats var/log\n'''\n"), tmp_path / "b").returncode != 0
+    wrong = run_page(
+        write(write_log + "'''console\n$ keyfold stats var/log --json\nno\n'''\n"), tmp_path / "c"
+    )
+    assert "printed otherwise" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("", "x = 1"),
+        ("java", "int x;"),
+        ("python", "def"),
+        ("console", "make test"),
+        ("console", "$ make nonsense"),
+        ("bash", "make test nonsense"),
+        ("bash", "rm -r somewhere"),
+        ("bash", "# only words"),
+        ("bash", "pip install 'keyfold[nonsense]'"),
+        ("bash", "python examples/nonsense.py"),
+    ],
+)
+def test_what_no_rule_covers_is_an_error(language: str, text: str) -> None:
+    with pytest.raises(DocumentError, match=r"^page\.md:7: "):
+        check(Block(Path("page.md"), 7, language, text + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("python", "x = 1"),
+        ("console", "$ make test ARGS=-x\nmany lines\n$ keyfold --version"),
+        ("bash", "make demo   # everything\n"),
+        ("bash", "pip install 'keyfold[spark]'"),
+        ("json", "{"),
+    ],
+)
+def test_what_a_rule_covers_passes(language: str, text: str) -> None:
+    check(Block(Path("page.md"), 7, language, text + "\n"))
+
+
+def test_a_block_without_an_end_is_an_error(write: WritePage) -> None:
+    with pytest.raises(DocumentError, match="no end"):
+        blocks_of(write("'''python\nx = 1\n"))
+
+
+def test_a_command_goes_on_after_a_backslash_and_has_its_output() -> None:
+    block = Block(Path("page.md"), 1, "console", "$ keyfold ls \\\n> var\na\nb\n$ keyfold ls other\n")
+    first, second = commands_of(block)
+    assert (first.line, first.output, second.line) == ("keyfold ls var", "a\nb\n", "keyfold ls other")
+
+
+@pytest.mark.parametrize(
+    ("shown", "real", "same"),
+    [
+        ("a 12 b", "a 12 b\n", True),
+        ("a ... b", "a 12 b  \n", True),
+        ("a\n...\nd", "a\nb\nc\nd\n", True),
+        ("a", "a\nb", False),
+        ("a.c", "abc", False),
+    ],
+)
+def test_shown_output_is_compared_with_dots_for_anything(shown: str, real: str, same: bool) -> None:
+    assert output_matches(shown, real) is same
+
+
+def test_the_makefile_has_the_targets_that_people_are_told_of() -> None:
+    assert {
+        "demo",
+        "test",
+        "lint",
+        "types",
+        "soak",
+        "bench",
+        "wheel",
+        "clean",
+        "help",
+    } <= documents.make_targets()
