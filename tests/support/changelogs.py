@@ -44,6 +44,24 @@ def make_crashed(root: Path) -> Path:
     return root
 
 
+#: The time of the first commit of `make_hourly`, 12:00.
+START_MS = 1_357_041_600_000
+#: Its state as of commit 3.
+STATE_3 = {b"a": b"2", b"b": b"2", b"k0": b"0", b"k1": b"1", b"k2": b"2"}
+
+
+def make_hourly(root: Path) -> Path:
+    """Six commits, one per hour, in two partitions, nothing folded: batch n of "loader" is commit n + 1."""
+    config = {**BY_HAND, "anchors.auto": 0, "segment.bytes": 1024}
+    clock = iter(range(START_MS, START_MS + 10**12, 3_600_000)).__next__
+    now = [clock()]
+    with Changelog.open(root, partitions=2, config=config, clock_ms=lambda: now[0]) as log:
+        for n in range(6):
+            log.append(rows(("a", f"{n}"), ("b", f"{n}"), (f"k{n}", f"{n}")), app_id="loader", batch_id=n)
+            now[0] = clock()
+    return root
+
+
 def journal_of(root: Path) -> Path:
     return max(root.glob("manifest/*.journal"), key=lambda path: int(path.stem))
 

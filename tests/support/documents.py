@@ -27,11 +27,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from pyspark.sql import SparkSession
-
-from support.session import spark_session
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_RUN = frozenset({"text", "json", "toml", "sql", "mermaid"})
@@ -212,9 +211,12 @@ def run(path: Path) -> None:
     for block in blocks:
         check(block)
     namespace: Namespace = {"__name__": "__main__"}
+    session: SparkSession | None = None
     if any(block.uses_spark() for block in blocks):
-        namespace["spark"] = spark_session(Path.cwd().with_name(Path.cwd().name + "-spark"))
-    session = namespace.get("spark")
+        # Imported only here: most pages need no Spark, and the import takes a second.
+        from support.session import spark_session
+
+        namespace["spark"] = session = spark_session(Path.cwd().with_name(Path.cwd().name + "-spark"))
     try:
         for block in blocks:
             if block.language == "python":
@@ -223,7 +225,7 @@ def run(path: Path) -> None:
                 for command in commands_of(block):
                     run_command(block, command)
     finally:
-        if isinstance(session, SparkSession):
+        if session is not None:
             for query in session.streams.active:
                 query.stop()
             session.stop()

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.hashing import xxh64
 
@@ -25,7 +26,9 @@ def batches(records: Sequence[Record], sizes: Iterable[int] = ()) -> list[pa.Rec
     for size in [*sizes, len(records)]:
         part = records[start : start + size]
         if part or size == 0:
-            result.append(_batch([Record(part[0].offset - 1 if part else 0, b"before", None), *part]).slice(1))
+            result.append(
+                _batch([Record(part[0].offset - 1 if part else 0, b"before", None), *part]).slice(1)
+            )
         start += size
     return result
 
@@ -65,7 +68,9 @@ def compacted(
 ) -> tuple[list[Record], list[Record]]:
     """The records that stay and the tombstones that go because of their age, by the rule's own words."""
     anchors = sorted(anchors)
-    covered = {(r.key, bisect_right(anchors, r.offset)): r.offset for r in log if first_dirty <= r.offset < end}
+    covered = {
+        (r.key, bisect_right(anchors, r.offset)): r.offset for r in log if first_dirty <= r.offset < end
+    }
     horizon = min(tombstones_below, end)
     kept: list[Record] = []
     expired: list[Record] = []

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
-from keyfold.checkpoints import Changelog, hosting, restore
-from keyfold.statestore.files import Files
 
 from faults import QUICK, Killed
+from keyfold.checkpoints import Changelog, hosting, restore
+from keyfold.statestore.files import Files
 
 PARTITIONS = 2
 BATCHES = 6
@@ -46,7 +46,9 @@ def expected(batches: int) -> dict[bytes, bytes]:
 
 def live(files: Files, path: Path, told: Told) -> None:
     """Two lives: created, three batches, a compaction, a batch, closed; opened again, two batches, a compaction."""
-    with Changelog.open(path, partitions=PARTITIONS, config=CONFIG, files=files, clock_ms=lambda: NOW_MS) as log:
+    with Changelog.open(
+        path, partitions=PARTITIONS, config=CONFIG, files=files, clock_ms=lambda: NOW_MS
+    ) as log:
         for batch in range(3):
             log.append(rows(batch), app_id="life", batch_id=batch)
             told(batch)

@@ -70,7 +70,7 @@ def log_rows(log: Changelog) -> list[tuple[int, int, bytes, bytes | None]]:
 
 @dataclass
 class Driver:
-    """Does what Spark does with a stream reader: offsets as JSON, readers and pieces pickled, one batch at a time."""
+    """Does what Spark does with a stream reader: offsets go as JSON, readers and pieces pickled."""
 
     path: Path
     options: Mapping[str, str]
@@ -128,6 +128,12 @@ def read_batch(path: Path, **options: str) -> list[dict[str, Any]]:
     source = KeyfoldSource({**options, "path": str(path)})
     reader = source.reader(source.schema())
     return rows_of(reader, reader.partitions())
+
+
+def clean(log: Changelog) -> None:
+    """One full pass, and what it replaced is deleted unless a reader needs it."""
+    log.compact()
+    log.host.writer.garbage.collect()
 
 
 def leases(path: Path) -> list[str]:

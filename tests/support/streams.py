@@ -23,7 +23,7 @@ class Files:
         self.directory = directory
         self.schema = schema
         self.count = 0
-        directory.mkdir()
+        directory.mkdir(parents=True)
 
     def add(self, *rows: dict[str, Any]) -> Files:
         """The rows of one more batch."""

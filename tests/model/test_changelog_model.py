@@ -1,0 +1,195 @@
+"""A changelog against a dict and a list of records: appends, transactions, cleaning, anchors, reopening, sudden ends."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pyarrow as pa
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from faults import KillAt, Killed
+from keyfold.checkpoints import Changelog, restore
+from keyfold.statestore.errors import CompactedAway
+from keyfold.statestore.hashing import partition_of
+from support.lives import bury
+
+KEYS = st.sampled_from([b"", b"a", b"b", b"ab", b"a\0", b"\0", b"key-5", b"key-6"])
+VALUES = st.one_of(st.none(), st.binary(max_size=6), st.just(b"v" * 300))
+ROWS = st.lists(st.tuples(KEYS, VALUES), max_size=12)
+NEVER_MS = 10**15
+
+Record = tuple[bytes, bytes | None]
+
+
+class ChangelogMachine(RuleBasedStateMachine):
+    """`records[p]` is all that was ever committed to a partition, at its offset; `commits` where each commit ended."""
+
+    @initialize(
+        partitions=st.integers(1, 3),
+        retention_ms=st.sampled_from([0, 1000, NEVER_MS]),
+        auto=st.integers(0, 2),
+    )
+    def create(self, partitions: int, retention_ms: int, auto: int) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.path = self.directory / "log"
+        self.now_ms = 1_000_000
+        self.partitions = partitions
+        self.config: dict[str, object] = {
+            "segment.bytes": 1500, "cleaner.threads": 0, "delete.retention.ms": retention_ms, "anchors.auto": auto,
+        }  # fmt: skip
+        self.records: list[list[Record]] = [[] for _ in range(partitions)]
+        self.commits: list[list[int]] = []
+        self.anchors: dict[str, int] = {}
+        self.batch = -1
+        self.log = self.open(KillAt())
+
+    def open(self, files: KillAt) -> Changelog:
+        self.files = files
+        return Changelog.open(
+            self.path,
+            partitions=self.partitions,
+            config=self.config,
+            files=files,
+            clock_ms=lambda: self.now_ms,
+        )
+
+    def committed(self, rows: list[Record]) -> None:
+        for key, value in rows:
+            self.records[partition_of(key, self.partitions)].append((key, value))
+        self.commits.append([len(r) for r in self.records])
+
+    def fold(self, ends: list[int]) -> dict[bytes, bytes]:
+        state: dict[bytes, bytes] = {}
+        for records, end in zip(self.records, ends, strict=True):
+            for key, value in records[:end]:
+                if value is None:
+                    state.pop(key, None)
+                else:
+                    state[key] = value
+        return state
+
+    @rule(rows=ROWS)
+    def append(self, rows: list[Record]) -> None:
+        self.batch += 1
+        self.log.append(table(rows), app_id="m", batch_id=self.batch)
+        self.committed(rows)
+
+    @precondition(lambda self: self.batch >= 0)
+    @rule(rows=ROWS)
+    def deliver_an_older_batch_again(self, rows: list[Record]) -> None:
+        self.log.append(table(rows), app_id="m", batch_id=self.batch - 1)
+
+    @rule(rows=ROWS)
+    def transact(self, rows: list[Record]) -> None:
+        expected = self.fold([len(r) for r in self.records])
+        with self.log.transaction(app_id="t", batch_id=len(self.commits)) as store:
+            for key, value in rows:
+                assert store.get(key) == expected.get(key)
+                if value is None:
+                    store.delete(key)
+                    expected.pop(key, None)
+                else:
+                    store.put(key, value)
+                    expected[key] = value
+            changes = [(r["key"], r["value"]) for r in store.changes().to_pylist()]
+        self.committed(changes)
+
+    @rule(rows=ROWS, at=st.integers(0, 40), halfway=st.booleans())
+    def append_and_die(self, rows: list[Record], at: int, halfway: bool) -> None:
+        """Another life begins behind what the dead one left; the batch is in it wholly or not at all."""
+        self.log.close()
+        self.batch += 1
+        dying = KillAt(at, halfway=halfway)
+        with suppress(Killed):
+            log = self.open(dying)
+            log.append(table(rows), app_id="m", batch_id=self.batch)
+            log.compact()
+        bury(dying)
+        self.log = self.open(KillAt())
+        last = self.log.last_batch("m")
+        if last == self.batch:
+            self.committed(rows)
+        else:
+            self.batch -= 1
+            assert last == (self.batch if self.batch >= 0 else None)
+
+    @rule()
+    def reopen(self) -> None:
+        self.log.close()
+        self.log = self.open(KillAt())
+
+    @rule(later_ms=st.sampled_from([0, 500, 2000]))
+    def compact(self, later_ms: int) -> None:
+        self.now_ms += later_ms
+        self.log.compact()
+
+    @precondition(lambda self: self.commits)
+    @rule(name=st.sampled_from(["x", "y"]))
+    def set_anchor(self, name: str) -> None:
+        if name not in self.anchors:
+            self.log.anchor(name)
+            self.anchors[name] = len(self.commits)
+
+    @precondition(lambda self: self.anchors)
+    @rule(data=st.data())
+    def drop_anchor(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.anchors)))
+        self.log.drop_anchor(name)
+        del self.anchors[name]
+
+    @rule(data=st.data())
+    def restore_any_commit(self, data: st.DataObject) -> None:
+        """Exactly the fold up to there, or a refusal; never an approximation."""
+        for name, commit in self.anchors.items():
+            assert restore(self.path, at=name).to_dict() == self.fold(self.commits[commit - 1])
+        if not self.commits:
+            return
+        commit = data.draw(st.integers(1, len(self.commits)))
+        try:
+            found = restore(self.path, at=commit).to_dict()
+        except CompactedAway:
+            assert commit != len(self.commits)
+            return
+        assert found == self.fold(self.commits[commit - 1])
+
+    @rule(data=st.data())
+    def read_from_any_offset(self, data: st.DataObject) -> None:
+        partition = data.draw(st.integers(0, self.partitions - 1))
+        records = self.records[partition]
+        offset = data.draw(st.integers(0, len(records)))
+        rows = [r for b in self.log.read(partition, offset) for r in b.to_pylist()]
+        offsets = [r["offset"] for r in rows]
+        assert offsets == sorted(set(offsets))
+        assert all(o >= offset for o in offsets)
+        assert all((r["key"], r["value"]) == records[r["offset"]] for r in rows)
+        last = {key: o for o, (key, value) in enumerate(records) if value is not None or o >= offset}
+        final = {o for key, o in last.items() if o >= offset and records[o][1] is not None}
+        assert {
+            o for o in final if o == max(i for i, (k, _) in enumerate(records) if k == records[o][0])
+        } <= set(offsets)
+
+    @invariant()
+    def now_is_the_fold_of_everything(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        ends = [len(r) for r in self.records]
+        assert list(self.log.end_offsets().values()) == ends
+        assert restore(self.path).to_dict() == self.fold(ends)
+
+    def teardown(self) -> None:
+        if hasattr(self, "log"):
+            assert dict(self.log.store().all()) == self.fold([len(r) for r in self.records])
+            self.log.close()
+            shutil.rmtree(self.directory)
+
+
+def table(rows: list[Record]) -> pa.Table:
+    keys, values = [k for k, _ in rows], [v for _, v in rows]
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+TestChangelog = ChangelogMachine.TestCase
