@@ -80,7 +80,9 @@ def section_of(writer: Writer, state: State, number: int) -> Section:
     segments: list[Segment] = []
     for segment in p.segments:
         young = segment.max_timestamp > now - config.min_compaction_lag_ms
-        if not segment.sealed and writer.is_active(number, segment.name) or (config.min_compaction_lag_ms and young):
+        if (not segment.sealed and writer.is_active(number, segment.name)) or (
+            config.min_compaction_lag_ms and young
+        ):
             break
         segments.append(segment)
     end = segments[-1].next if segments else p.start
@@ -105,7 +107,9 @@ def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
     return found
 
 
-def clean_partition(writer: Writer, number: int, aborted: Callable[[], bool] = lambda: False) -> PassStatistics | None:
+def clean_partition(
+    writer: Writer, number: int, aborted: Callable[[], bool] = lambda: False
+) -> PassStatistics | None:
     """One pass over a partition, None where nothing is to be done.
 
     Raises:
@@ -151,6 +155,7 @@ def clean_partition(writer: Writer, number: int, aborted: Callable[[], bool] = l
                     found=f"{type(e).__name__}: {e.strerror or e}", remedy="free or repair the disk",
                 ) from e  # fmt: skip
             raise
+    writer.garbage.collect()
     return PassStatistics(
         number, counts.records_read, counts.records_kept, sum(s.size for s in taken), sum(s.size for s in added),
         counts.tombstones_dropped, offset_map.utilisation, time.monotonic() - began,
@@ -276,10 +281,11 @@ def _publish(
         old = [directory / s.name for s in taken]
         old += [directory / names.segment_index(s.name) for s in taken if s.sealed]
         writer.garbage.add(writer.state.n, old)
-    writer.garbage.collect()
 
 
-def _after(before: PartitionState, section: Section, end: int, counts: FoldCounts, time_ms: int) -> PartitionState:
+def _after(
+    before: PartitionState, section: Section, end: int, counts: FoldCounts, time_ms: int
+) -> PartitionState:
     """Progress, the dates of tombstones, the anchors that are inside the clean section, the highest lost tombstone."""
     clean_end = max(before.clean_end, end)
     passes = [x for x in before.passes if x.clean_end > section.tombstones_below]

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from keyfold.statestore.errors import KeyfoldError
 
 from faults import FailAt, KillAt, Killed, Operation, changes
+from keyfold.statestore.errors import KeyfoldError
 from powerloss import Disk, PowerLoss
 from support.lives import BATCHES, bury, fault_in, live
 
@@ -61,7 +61,9 @@ def test_a_disk_that_fails_at_any_operation_loses_nothing_that_was_told(
         assert fault is None, f"failed at operation {n}: {fault}"
 
 
-def test_a_power_loss_at_any_moment_leaves_whole_batches_and_none_that_was_told_is_lost(tmp_path: Path) -> None:
+def test_a_power_loss_at_any_moment_leaves_whole_batches_and_none_that_was_told_is_lost(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "disk").mkdir()
     disk = Disk(tmp_path / "disk", ignored=("store-", "lock", "readers"))
     live(PowerLoss(disk), disk.base / "log", lambda batch: disk.mark(str(batch)))
