@@ -69,6 +69,9 @@ clean:  ## Remove environments, caches, builds, and var/, where the examples wri
 # -- environments ----------------------------------------------------------------------------------------------------
 # The file $(INSTALLED) is written last: an environment whose set-up was interrupted, that is older than
 # pyproject.toml, or that another Python made, is brought up to date or made anew.
+#
+# keyfold is installed editable. Spark looks for data sources in folders on the path, where an editable install puts
+# none, so a .pth file names one that holds a link.
 
 # $(1) the environment, $(2) what else pip is told
 define install
@@ -77,27 +80,37 @@ define install
 		echo "ERROR: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
 		rm -rf $(1); exit 1; }
 	$(1)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check $(2)
-	@touch $@
 endef
 
+define link_autoload
+	@echo '$(CURDIR)/.typing/autoload' > "$$($(1)/bin/python -c '$(PURELIB)')/keyfold-autoload.pth"
+endef
+
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 VERSION := import sys; print(sys.version_info[:3], sys.base_prefix)
 same_python = test "$$($(1)/bin/python -c '$(VERSION)' 2>/dev/null)" = "$$($(PYTHON) -c '$(VERSION)')"
 
 $(DEMO)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(DEMO),-e '.[spark,demo]')
+	$(call link_autoload,$(DEMO))
+	@touch $@
 
 $(TEST)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(TEST),-e '.[test]')
+	$(call link_autoload,$(TEST))
+	@touch $@
 
 # Delta Lake has no release for the newest Spark. Its own environment is only compared with.
 $(DELTA)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(DELTA),'pyspark==4.2.0' 'delta-spark==4.4.0' 'pandas>=2.2$(COMMA)<3' 'pyarrow>=18')
+	@touch $@
 
 $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(LOWEST),uv)
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[spark]'
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python \
 		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77'
+	$(call link_autoload,$(LOWEST))
 	@touch $@
 
 COMMA := ,

@@ -50,7 +50,7 @@ def _fail(context: click.Context, message: str, code: int) -> None:
 
 
 @click.group(cls=_Keyfold, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="keyfold", message="%(prog)s %(version)s")
+@click.version_option(package_name="keyfold", message="keyfold %(version)s")
 def cli() -> None:
     """Look into a changelog, check it, fold it, copy its state out.
 

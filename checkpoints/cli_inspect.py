@@ -180,7 +180,7 @@ def _show_stats(found: dict[str, Any], state: State, holder: Holder | None) -> N
     amounts = ("records", "tombstones", "bytes", "segments")
     lines = [[p[name] for name in (*offsets, *amounts)] for p in found["partitions"]]
     lines.append([None] * len(offsets) + [found["totals"][name] for name in amounts])
-    headings = ("partition", "start", "end", "clean end", "dirty ratio", *amounts)
+    headings = ("partition", "start", "end", "clean to", "dirty", *amounts)
     table(headings, lines, "Partitions (the last line: together)")
 
 

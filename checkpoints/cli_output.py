@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -55,7 +56,12 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
         @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
         @click.pass_context
         def run(context: click.Context, /, path: Path, as_json: bool, **options: Any) -> None:
-            function(Place(path, context.find_object(Files) or LOCAL, as_json), **options)
+            try:
+                function(Place(path, context.find_object(Files) or LOCAL, as_json), **options)
+            except OSError as e:
+                if e.filename is None and not isinstance(e, BrokenPipeError):
+                    e.filename = str(path)  # a write to an open file does not say to which
+                raise
 
         # click keeps the parameters of a function in an attribute until it is made a command.
         run.params += reversed(getattr(function, "__click_params__", []))
@@ -69,10 +75,7 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], title: str = "") -> None:
     """Rows in a table on a terminal, elsewhere in columns two spaces apart; numbers stand to the right."""
-    right = [
-        bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
-        for i in range(len(headings))
-    ]
+    right = [_is_numeric([row[i] for row in rows]) for i in range(len(headings))]
     console = Console()
     cells = [[_cell(cell, grouped=console.is_terminal) for cell in row] for row in rows]
     if not console.is_terminal:
@@ -80,12 +83,17 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], title: str = 
             click.echo(f"\n{title}")
         _plain([list(headings), *cells], right)
         return
-    drawn = Table(title=title or None, title_justify="left")
+    drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, to_right in zip(headings, right, strict=True):
         drawn.add_column(heading, justify="right" if to_right else "left", overflow="fold")
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)
+
+
+def _is_numeric(cells: Sequence[Cell]) -> bool:
+    found = [cell for cell in cells if cell is not None]
+    return bool(found) and all(isinstance(cell, int | float) for cell in found)
 
 
 def facts(pairs: Sequence[tuple[str, Cell]]) -> None:

@@ -1,39 +1,40 @@
 """Log compaction as a pure function: batches of records in, batches of records out. No files, no clock.
 
-A record is **obsolete** if a later record of the same key lies in the same interval between anchors, within what the
-offset map covers. `compact` drops obsolete records, and tombstones that are older than their horizon and have nothing
-of their key left in front of them. So:
+A record is **obsolete** if a later record of the same key lies in the same interval between anchors, within
+what the offset map covers. `compact` drops obsolete records, and tombstones that are older than their
+horizon and have nothing of their key left in front of them. So:
 
 1. The state at every anchor, and at every offset from the map's end on, is the same before and after.
 2. Order, offsets, timestamps and headers never change.
 3. Two keys are one only if their bytes are equal, whatever their hashes do.
 4. Compacting the result again, with nothing dirty and no later horizon, changes nothing.
 
-Batches have the columns of `RECORD_SCHEMA` (others pass through), offsets ascend over all batches, with gaps or without.
+Batches have the columns of `RECORD_SCHEMA` (others pass through), offsets ascend over all batches, with
+gaps or without.
 Memory: the map's budget, and that of a few batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from keyfold.checkpoints.grouping import group_hash
 from keyfold.checkpoints.held_keys import HeldKeys
 from keyfold.checkpoints.last_keys import HashKeys, LastKeys
 from keyfold.checkpoints.offset_map import Hold, OffsetMap, Source
 from keyfold.checkpoints.tombstones import ExpiredTombstones, has_value
-from keyfold.statestore.hashing import xxh64
 from keyfold.statestore.keybytes import Ints
 
 __all__ = ["FoldCounts", "OffsetMap", "compact", "last_per_key", "last_values"]
 
-#: Smaller batches that follow one another are put together first, up to so many records and bytes: every call costs.
+#: Smaller batches that follow one another are put together first, up to so many records and bytes: every
+#: call costs.
 _SMALL_ROWS: Final = 4096
 _SMALL_BYTES: Final = 1 << 20
 #: The tombstones' keys get what the map leaves of its budget, but at least this share of it.
@@ -63,18 +64,17 @@ def compact(
     offset_map: OffsetMap,
     tombstones_below: int,
     counts: FoldCounts | None = None,
-    hash_keys: HashKeys = xxh64,
     *,
     hold: Hold = lambda keys: keys,
 ) -> Iterator[pa.RecordBatch]:
     """The records that stay, in order; a batch of which all records stay is passed on as it is.
 
     Args:
-        source: the log from its start; called twice if there are tombstones to be dropped. The records that the map was
-            built of must be in it. Records at and behind the map's end pass through untouched.
+        source: the log from its start; called twice if there are tombstones to be dropped. The records that
+            the map was built of must be in it. Records at and behind the map's end pass through untouched.
         tombstones_below: the horizon of the tombstones below this offset has passed. 0 for none.
         counts: is kept up to date while the result is iterated.
-        hash_keys, hold: as for `OffsetMap.build`; `hash_keys` must be the same.
+        hold: as for `OffsetMap.build`.
 
     Raises:
         BadRecord: a key is null or not `binary`.
@@ -82,10 +82,10 @@ def compact(
     """
     counts = FoldCounts() if counts is None else counts
     below = min(tombstones_below, offset_map.end_offset)
-    expired = ExpiredTombstones(source, below, _spare_bytes(offset_map), hash_keys, hold)
+    expired = ExpiredTombstones(source, below, _spare_bytes(offset_map), offset_map.hash_keys, hold)
     cursor = offset_map.cursor()
     for batch in _gathered(source()):
-        hashes = _Hashes(batch, hash_keys)
+        hashes = _Hashes(batch, offset_map.hash_keys)
         rows = expired.without(batch, cursor.kept(batch, hashes), hashes)
         counts.records_read += batch.num_rows
         counts.bytes_read += batch.nbytes
@@ -102,7 +102,7 @@ def compact(
 def last_values(
     source: Source,
     unique_below: int = 0,
-    hash_keys: HashKeys = xxh64,
+    hash_keys: HashKeys = group_hash,
     *,
     hold: Hold = lambda keys: keys,
 ) -> Iterator[pa.RecordBatch]:
@@ -110,9 +110,9 @@ def last_values(
 
     Args:
         source: all records of the log up to the point whose state is wanted; called twice.
-        unique_below: the caller vouches that no two records below this offset have the same key (a clean section
-            without anchors inside). Those keys are then only looked up: memory is 16 bytes for every distinct key from
-            here on.
+        unique_below: the caller vouches that no two records below this offset have the same key (a clean
+            section without anchors inside). Those keys are then only looked up: memory is 16 bytes for
+            every distinct key from here on.
         hash_keys, hold: as for `OffsetMap.build`.
 
     Raises:
@@ -131,8 +131,8 @@ def last_values(
     cursor.finish()
 
 
-def last_per_key(rows: Rows, hash_keys: HashKeys = xxh64) -> Rows:
-    """The rows that are the last of their key, tombstones too, in their order. `rows` needs only a column `key`."""
+def last_per_key(rows: Rows, hash_keys: HashKeys = group_hash) -> Rows:
+    """The rows that are the last of their key, tombstones too, in order. `rows` needs a column `key`."""
     column = rows.column("key")
     held = HeldKeys()
     last = LastKeys(held, None, hash_keys)

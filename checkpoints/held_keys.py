@@ -1,7 +1,8 @@
 """Keys of a log that stay where they are: arrays of keys, each key with a position, compared by their bytes.
 
-Only references are held. Over memory-mapped blocks that costs mapped pages and no memory of our own; for blocks that
-are decoded copies, whoever adds the keys first moves them to where they may stay (`hold` of `OffsetMap.build`).
+Only references are held. Over memory-mapped blocks that costs mapped pages and no memory of our own; for
+blocks that are decoded copies, whoever adds the keys first moves them to where they may stay (`hold` of
+`OffsetMap.build`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import pyarrow as pa
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keybytes import Ints, Layout, Memory, Spots, layout_of
 
-#: Every array begins at a multiple of 1 << _PAGE_BITS positions, so a position's page leads straight to its array.
+#: Every array begins at a multiple of 1 << _PAGE_BITS positions, so a position's page leads straight to its
+#: array.
 _PAGE_BITS: Final = 10
 _PAGE_ROWS: Final = 1 << _PAGE_BITS
 _OFFSET_BYTES: Final = 4
@@ -102,7 +104,7 @@ class HeldKeys:
         return Spots(table.memory, np.take(table.data, page) + begin, None, lengths)
 
     def take(self, positions: Ints) -> pa.Array:
-        """A copy of the keys at these positions, as large binary. For few keys: it goes through every array."""
+        """A copy of the keys at these positions, as large binary. For few keys: it is slow."""
         firsts = np.array([array.first for array in self._arrays])
         number = np.searchsorted(firsts, positions, side="right") - 1
         order = np.argsort(number, kind="stable")
@@ -126,7 +128,9 @@ class HeldKeys:
         memory = Memory(min((s for s, _ in spans), default=0), max((e for _, e in spans), default=0))
         at = [a.layout.offsets.ctypes.data for a in arrays]
         low = min(at, default=0)
-        high = max((x + (a.layout.rows + 1) * _OFFSET_BYTES for x, a in zip(at, arrays, strict=True)), default=0)
+        high = max(
+            (x + (a.layout.rows + 1) * _OFFSET_BYTES for x, a in zip(at, arrays, strict=True)), default=0
+        )
         offsets: npt.NDArray[np.int32] = np.zeros(1, np.int32)
         if arrays:
             offsets = np.frombuffer(pa.foreign_buffer(low, high - low), "<i4")

@@ -1,14 +1,15 @@
 """The last position of every distinct key, found exactly, in at most 16 bytes per distinct key.
 
-An entry is one 64-bit word: the upper half of the key's hash, then the key's position. Entries are collected unsorted.
-When there is no room for more, they are sorted and folded: entries with the same half hash lie side by side, in the
-order of their positions, and an entry whose neighbour has the same key **bytes** goes. The hash only brings candidates
-together. Two different keys with the same half hash may lie in turns (A, B, A); such groups, rare with a good hash, are
-told apart by Arrow's dictionary of their key bytes.
+An entry is one 64-bit word: the upper half of the key's hash, then the key's position. Entries are
+collected unsorted. When there is no room for more, they are sorted and folded: entries with the same half
+hash lie side by side, in the order of their positions, and an entry whose neighbour has the same key
+**bytes** goes. The hash only brings candidates together. Two different keys with the same half hash may lie
+in turns (A, B, A); such groups, rare with a good hash, are told apart by Arrow's dictionary of their key
+bytes.
 
-Bytes per distinct key, when as many are held as may be: while collecting, 8 for its entry, 6 for room for more and 2
-for marks; afterwards 8 for its entry, 4 for its position and at most 4 for the directory. Beside that come scratch of
-a constant size and 40 bytes for every 1024 keys that are held.
+Bytes per distinct key, when as many are held as may be: while collecting, 8 for its entry, 6 for room for
+more and 2 for marks; afterwards 8 for its entry, 4 for its position and at most 4 for the directory. Beside
+that come scratch of a constant size and 40 bytes for every 1024 keys that are held.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.checkpoints.grouping import group_hash
 from keyfold.checkpoints.held_keys import ArrayKeys, HeldKeys
-from keyfold.statestore.hashing import xxh64
 from keyfold.statestore.keybytes import Bools, Ints, Words, neighbours_equal, pairs_equal
 
 HashKeys: TypeAlias = Callable[[pa.Array], npt.NDArray[np.int64]]
@@ -37,9 +38,9 @@ _POSITION: Final = np.uint64(POSITIONS_MAX - 1)
 _HALF_HASH: Final = np.uint64((1 << 64) - POSITIONS_MAX)
 _HALF: Final = np.uint64(32)
 #: So many entries are worked on at a time: their keys' cache lines fit the second-level cache.
-_SLICE: Final = 1 << 13
-#: Room for entries to begin with. It doubles when it is full, up to what the capacity allows; beyond the second size
-#: only where folding leaves more than half of it in use.
+_SLICE: Final = 1 << 12
+#: Room for entries to begin with. It doubles when it is full, up to what the capacity allows; beyond the
+#: second size only where folding leaves more than half of it in use.
 _ROOM_MIN: Final = 1 << 17
 _ROOM_FREE: Final = 1 << 23
 #: Smaller arrays of keys are gathered before they are hashed.
@@ -58,11 +59,12 @@ class LastKeys:
         hash_keys: only brings equal keys together. With a bad one the result is the same, later.
 
     Attributes:
-        end: position of the first key that is left out, because it or its position would be one too many; None as long
-            as nothing is left out. Keys in front of `end` are all in, none behind it is. Known only after `finish`.
+        end: position of the first key that is left out, because it or its position would be one too many;
+            None as long as nothing is left out. Keys in front of `end` are all in, none behind it is. Known
+            only after `finish`.
     """
 
-    def __init__(self, held: HeldKeys, capacity: int | None = None, hash_keys: HashKeys = xxh64) -> None:
+    def __init__(self, held: HeldKeys, capacity: int | None = None, hash_keys: HashKeys = group_hash) -> None:
         self._held = held
         self._capacity = capacity
         self._hash_keys = hash_keys
@@ -80,7 +82,7 @@ class LastKeys:
         return self._fill
 
     def add(self, keys: pa.Array, rows: Ints | None = None) -> bool:
-        """Take in more keys, or some `rows` of them. False if no more are wanted: the capacity is exhausted."""
+        """Take in more keys, or some `rows` of them. False if no more are wanted: there is no room."""
         if self.end is not None or len(keys) == 0:
             return self.end is None
         if self._held.end + len(keys) > POSITIONS_MAX:
@@ -90,11 +92,10 @@ class LastKeys:
         first, size = self._held.add(keys)
         if self._gathered_bytes + size > _GATHER_BYTES:
             self._hash_gathered()
-        if rows is None:
-            rows = np.arange(len(keys))
-        else:
+        positions = np.arange(first, first + len(keys)) if rows is None else rows + first
+        if rows is not None:
             keys = keys.take(pa.array(rows))
-        self._gathered.append((keys, rows + first))
+        self._gathered.append((keys, positions))
         self._gathered_rows += len(keys)
         self._gathered_bytes += size
         if self._gathered_rows >= _GATHER_ROWS:
@@ -138,7 +139,8 @@ class LastKeys:
         return found
 
     def _positions_of(self, entries: Ints) -> Ints:
-        return (np.take(self._room, entries) & _POSITION).view(np.int64)
+        positions: Ints = (np.take(self._room, entries) & _POSITION).view(np.int64)
+        return positions
 
     # -- collecting ------------------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class LastKeys:
             return
         arrays = [keys for keys, _ in gathered]
         hashes = self._hash_keys(arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)).view(np.uint64)
-        positions = np.concatenate([at for _, at in gathered]).view(np.uint64)
+        positions = gathered[0][1] if len(gathered) == 1 else np.concatenate([at for _, at in gathered])
         done = 0
         while done < len(hashes) and self.end is None:
             if self._fill == len(self._room):
@@ -158,7 +160,7 @@ class LastKeys:
             count = min(len(hashes) - done, len(self._room) - self._fill)
             entries = self._room[self._fill : self._fill + count]
             np.bitwise_and(hashes[done : done + count], _HALF_HASH, out=entries)
-            entries |= positions[done : done + count]
+            entries |= positions[done : done + count].view(np.uint64)
             self._fill += count
             done += count
 
@@ -175,7 +177,7 @@ class LastKeys:
     # -- folding ---------------------------------------------------------------------------------------------
 
     def _fold(self) -> None:
-        """Sort the entries and keep the last one of each key; find `end` if there are more keys than may be."""
+        """Sort the entries and keep the last of each key; find `end` if there are more keys than may be."""
         entries = self._room[: self._fill]
         entries.sort()
         obsolete, mixed = self._obsolete(entries)
@@ -188,22 +190,23 @@ class LastKeys:
         self._fill = _compress(entries, lambda at: ~obsolete[at])
 
     def _obsolete(self, entries: Words) -> tuple[Bools, _Runs]:
-        """Which of the sorted entries have a later one of the same key; and the runs in groups of several keys."""
+        """Which of the sorted entries have a later one of their key; the runs in groups of several keys."""
         obsolete = np.zeros(len(entries), np.bool_)
         breaks: list[Ints] = []
         for at in _slices(len(entries) - 1):
             part = entries[at.start : at.stop + 1]
             half = part >> _HALF
             grouped = half[1:] == half[:-1]
-            rows = np.flatnonzero(grouped)
-            if len(rows) == 0:
+            count = np.count_nonzero(grouped)
+            if count == 0:
                 continue
             positions = (part & _POSITION).view(np.int64)
-            if len(rows) * 2 > len(grouped):
+            if count * 2 > len(grouped):
                 same = neighbours_equal(self._held.spots(positions))
                 same &= grouped
-                rows = np.flatnonzero(grouped & ~same)
+                rows = np.flatnonzero(grouped ^ same)
             else:
+                rows = np.flatnonzero(grouped)
                 equal = pairs_equal(self._held.spots(positions[rows]), self._held.spots(positions[rows + 1]))
                 same = np.zeros(len(grouped), np.bool_)
                 same[rows[equal]] = True
@@ -248,7 +251,7 @@ class _Runs:
 
 
 class _Directory:
-    """Where in sorted entries those with a given half hash may be: an equal share of all hashes for each bucket."""
+    """Where in sorted entries those with a given half hash may be: buckets of equal width."""
 
     def __init__(self, entries: Words) -> None:
         self._entries = entries
@@ -269,7 +272,7 @@ class _Directory:
         pairs = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         while len(rows):
             seen = np.take(self._entries, at) >> _HALF
-            hit = seen == wanted
+            hit = np.flatnonzero(seen == wanted)
             pairs.append((rows[hit], at[hit]))
             at += 1
             on = np.flatnonzero((at < stop) & (seen <= wanted))
@@ -280,12 +283,16 @@ class _Directory:
         """The rows that fall into crowded buckets, and all entries of those buckets."""
         start, stop = self._buckets(half)
         rows = np.flatnonzero(stop - start > _BUCKET_MAX)
+        if len(rows) == 0:
+            return rows, rows
         ranges = np.unique(np.stack([start[rows], stop[rows]]), axis=1).T.tolist()
-        return rows, np.concatenate([np.empty(0, np.int64), *(np.arange(*ends) for ends in ranges)])
+        return rows, np.concatenate([np.arange(*ends) for ends in ranges])
 
     def _buckets(self, half: Words) -> tuple[Ints, Ints]:
         bucket = (half >> self._shift).view(np.int64)
-        return np.take(self._starts, bucket).astype(np.int64), np.take(self._starts, bucket + 1).astype(np.int64)
+        return np.take(self._starts, bucket).astype(np.int64), np.take(self._starts, bucket + 1).astype(
+            np.int64
+        )
 
 
 def _first_left_out(entries: Words, obsolete: Bools, mixed: _Runs, capacity: int) -> int:
@@ -301,7 +308,8 @@ def _first_left_out(entries: Words, obsolete: Bools, mixed: _Runs, capacity: int
     firsts[mixed.starts] = ~mixed.again
 
     def positions(chosen: slice) -> Ints:
-        return (entries[chosen][firsts[chosen]] & _POSITION).view(np.int64)
+        found: Ints = (entries[chosen][firsts[chosen]] & _POSITION).view(np.int64)
+        return found
 
     # The capacity-th of them, without sorting a copy of all: first its upper half by counting, then the rest.
     counts = np.zeros(1 << 16, np.int64)
@@ -317,7 +325,8 @@ def _compress(entries: Words, kept: Callable[[slice], Bools]) -> int:
     """Move the entries that are kept to the front, in their order; returns how many they are."""
     fill = 0
     for at in _slices(len(entries)):
-        some = entries[at][kept(at)]
+        # Several times faster than indexing by a mask, where what is kept lies scattered.
+        some = np.take(entries[at], np.flatnonzero(kept(at)))
         entries[fill : fill + len(some)] = some
         fill += len(some)
     return fill

@@ -1,10 +1,11 @@
 """Which records of the dirty section are the last of their key, and which older ones they make obsolete.
 
-Anchors cut a partition's offsets into intervals: the state must stay exact at every anchor, so a record is obsolete
-only if a later record of its key lies in the same interval. Below the first dirty offset, keys are unique in every
-interval. Of the intervals that the map covers, only the first can reach down into the clean section; what the others
-decide concerns dirty records alone and is settled when the map is built. So only the first interval's keys are kept for
-looking up, and of the others no more than the numbers of the records that stay.
+Anchors cut a partition's offsets into intervals: the state must stay exact at every anchor, so a record is
+obsolete only if a later record of its key lies in the same interval. Below the first dirty offset, keys are
+unique in every interval. Of the intervals that the map covers, only the first can reach down into the clean
+section; what the others decide concerns dirty records alone and is settled when the map is built. So only
+the first interval's keys are kept for looking up, and of the others no more than the numbers of the records
+that stay.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from keyfold.checkpoints.grouping import group_hash
 from keyfold.checkpoints.held_keys import HeldKeys
 from keyfold.checkpoints.last_keys import BYTES_PER_KEY, HashKeys, LastKeys
-from keyfold.statestore.hashing import xxh64
 from keyfold.statestore.keybytes import Ints
 
 #: Gives the same batches each time it is called.
 Source: TypeAlias = Callable[[], Iterable[pa.RecordBatch]]
 #: Moves keys to where they may stay for the life of a map.
 Hold: TypeAlias = Callable[[pa.Array], pa.Array]
+#: Numbers of dirty records, the first being 0.
+Numbers: TypeAlias = npt.NDArray[np.uint32]
 
 
 def offsets_of(batch: pa.RecordBatch) -> Ints:
@@ -39,21 +42,23 @@ class OffsetMap:
 
     Attributes:
         first_dirty: where it begins.
-        end_offset: where it ends: the dirty section's end, or the offset of the first record for whose key there was no
-            room. The first record always has room.
+        end_offset: where it ends: the dirty section's end, or the offset of the first record for whose key
+            there was no room. The first record always has room.
         records: how many records it covers.
         distinct_keys: how many of them are the last of their key in their interval.
         budget_bytes: what it was allowed, None for no limit.
+        hash_keys: what keys must be hashed with to be looked up in it.
     """
 
     def __init__(
-        self, first_dirty: int, end_offset: int, head: LastKeys, head_start: int, kept: npt.NDArray[np.uint32],
-        records: int, budget_bytes: int | None,
+        self, first_dirty: int, end_offset: int, head: LastKeys, head_start: int, kept: Numbers, records: int,
+        budget_bytes: int | None, hash_keys: HashKeys,
     ) -> None:  # fmt: skip
         self.first_dirty = first_dirty
         self.end_offset = end_offset
         self.records = records
         self.budget_bytes = budget_bytes
+        self.hash_keys = hash_keys
         self.distinct_keys = len(kept)
         self._head = head
         self._head_start = head_start
@@ -66,7 +71,7 @@ class OffsetMap:
         first_dirty: int,
         anchors: Sequence[int],
         budget_bytes: int | None,
-        hash_keys: HashKeys = xxh64,
+        hash_keys: HashKeys = group_hash,
         *,
         dirty_end: int | None = None,
         hold: Hold = lambda keys: keys,
@@ -77,9 +82,11 @@ class OffsetMap:
             dirty: the dirty records, in order; records outside [first_dirty, dirty_end) are passed over.
             anchors: offsets, in any order: records below one are in another interval than those from it on.
             budget_bytes: 16 for every distinct key of every interval, however long the keys are.
+            hash_keys: only brings equal keys together. With a bad one the result is the same, later.
             dirty_end: None for one past the last record.
-            hold: by default batches are referred to for the life of the map, which is right where they are views
-                of mapped files. For decoded copies give a function that moves keys, say to a mapped temporary file.
+            hold: by default batches are referred to for the life of the map, which is right where they are
+                views of mapped files. For decoded copies give a function that moves keys, say to a mapped
+                temporary file.
 
         Raises:
             BadRecord: a key is null or not `binary`.
@@ -97,7 +104,7 @@ class OffsetMap:
         elif dirty_end is None:
             dirty_end = max(first_dirty, pieces.last_offset + 1)
         head_start = max((a for a in anchors if a <= first_dirty), default=0)
-        return cls(first_dirty, dirty_end, head, head_start, kept, records, budget_bytes)
+        return cls(first_dirty, dirty_end, head, head_start, kept, records, budget_bytes, hash_keys)
 
     @property
     def utilisation(self) -> float:
@@ -112,11 +119,9 @@ class OffsetMap:
 
 
 class Cursor:
-    """Goes over all records of a log from its start, and says of each batch which records are not obsolete."""
+    """Goes over all records of a log from its start; says of each batch which are not obsolete."""
 
-    def __init__(
-        self, offset_map: OffsetMap, head: LastKeys, head_start: int, kept: npt.NDArray[np.uint32]
-    ) -> None:
+    def __init__(self, offset_map: OffsetMap, head: LastKeys, head_start: int, kept: Numbers) -> None:
         self._map = offset_map
         self._head = head
         self._head_start = head_start
@@ -133,7 +138,9 @@ class Cursor:
         offsets, first_dirty = offsets_of(batch), self._map.first_dirty
         if len(offsets) == 0 or offsets[0] >= self._map.end_offset:
             return None
-        head, clean, end = np.searchsorted(offsets, [self._head_start, first_dirty, self._map.end_offset]).tolist()
+        head, clean, end = np.searchsorted(
+            offsets, [self._head_start, first_dirty, self._map.end_offset]
+        ).tolist()
         parts = [np.arange(head)]
         if head < clean and self._head.distinct:
             among = self._head.find(batch.column("key").slice(head, clean - head), hashes()[head:clean])
@@ -170,7 +177,7 @@ class _Pieces:
         self._piece = LastKeys(self._held, capacity, hash_keys)
         self._number = 0
         self._head = self._piece
-        self._kept: list[npt.NDArray[np.uint32]] = []
+        self._kept: list[Numbers] = []
         self.last_offset = -1
 
     def add(self, offsets: Ints, keys: pa.Array, hold: Hold) -> bool:
@@ -194,8 +201,8 @@ class _Pieces:
         self.last_offset = int(offsets[-1])
         return True
 
-    def finish(self) -> tuple[LastKeys, npt.NDArray[np.uint32], int, bool]:
-        """The first interval's keys, the numbers of the records that stay, how many are covered, and whether all."""
+    def finish(self) -> tuple[LastKeys, Numbers, int, bool]:
+        """The first interval's keys, the numbers of the records that stay, how many it covers, if all."""
         self._piece.finish()
         self._settle()
         end = self._piece.end

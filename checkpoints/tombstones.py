@@ -1,8 +1,9 @@
 """Tombstones whose delete horizon has passed, and whether an older record of their key is still there.
 
-A tombstone may go only if nothing of its key is left in front of it; else an older value would come back. Without
-anchors nothing can be left. With anchors, an older interval may hold a value. A key's kept tombstones in front of its
-first kept value go together, so what counts is where the first kept value of each such key lies.
+A tombstone may go only if nothing of its key is left in front of it; else an older value would come back.
+Without anchors nothing can be left. With anchors, an older interval may hold a value. A key's kept
+tombstones in front of its first kept value go together, so what counts is where the first kept value of
+each such key lies.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class ExpiredTombstones:
     Args:
         source: the log from its start.
         below: tombstones from here on stay.
-        budget_bytes: 24 for every distinct key; where it does not suffice, the younger tombstones stay for now.
-            None for no limit.
+        budget_bytes: 24 for every distinct key; where it does not suffice, the younger tombstones stay for
+            now. None for no limit.
         hash_keys, hold: as for `OffsetMap.build`.
 
     Attributes:
@@ -67,7 +68,7 @@ class ExpiredTombstones:
     def without(
         self, batch: pa.RecordBatch, kept: Ints | None, hashes: Callable[[], npt.NDArray[np.int64]]
     ) -> Ints | None:
-        """Take out of the `kept` rows of the next batch (None: all) the tombstones that go; batches in log order."""
+        """Take the tombstones that go out of the `kept` rows of the log's next batch (None: all rows)."""
         count = int(np.searchsorted(offsets_of(batch), self._below))
         if count == 0 or self._keys.distinct == 0:
             return kept

@@ -145,8 +145,8 @@ class Intake:
 def batch_of(state: State, delivery: Delivery) -> Batch:
     """What the commit says of the batch.
 
-    The pin of `resume` goes with the second commit behind the pinned one: a job that dies before must find the
-    same state again.
+    The pin of `resume` goes with the second commit behind the pinned one: a job that dies before must find
+    the same state again.
     """
     b = delivery.stream
     if b is None:

@@ -2,8 +2,8 @@
 
 The form is described in `keyfold.statestore.jsonvalues`. Nothing here depends on the session: not on its time
 zone, on ANSI mode, on `spark.sql.legacy.*` or on the defaults of `to_json`. That is why dates and timestamps
-are not left to `to_json` (its formatters follow the legacy policy of time parsers), and why floats in keys are
-written as their bits (the digits that Java writes for a double changed with Java 19).
+are not left to `to_json` (its formatters follow the legacy policy of time parsers), and why floats in keys
+are written as their bits (the digits that Java writes for a double changed with Java 19).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FLOAT_MAX = {T.FloatType: 3.4028234663852886e38, T.DoubleType: 1.79769313486231
 _DAY_MICROS = 86_400_000_000
 # Days of 0001-01-01 and 9999-12-31 since 1970: what ISO 8601, SQL and Python can write.
 _DAYS = (-719_162, 2_932_896)
-# Of Spark's formatters only that of timestamps without a zone is left alone by every setting of the session, so
-# timestamps are written as such, in UTC.
+# Of Spark's formatters only that of timestamps without a zone is left alone by every setting of the session:
+# timestamps are made such ones, in UTC.
 _OPTIONS = {"ignoreNullFields": "true", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"}
 
 #: An error that Spark raises for a row begins with this; the remedy follows after `REMEDY`.
@@ -63,12 +63,19 @@ def value_object(parts: Sequence[Part]) -> Column:
 
 def refusing(encoded: Column, parts: Sequence[Part]) -> Column:
     """`encoded`, or an error for a row in which one of its columns cannot be written exactly."""
-    case = F  # one CASE WHEN of many branches: planning nested ones takes seconds
-    for name, col, kind in parts:
-        for kinds, wrong, problem, remedy in _UNWRITABLE:
-            if _contains(kind, kinds):
-                case = case.when(_any(col, kind, wrong), raised(f"Column {name!r} {problem}.", remedy))
-    return encoded if case is F else case.otherwise(encoded)
+    refused = [
+        (_any(col, kind, wrong), raised(f"Column {name!r} {problem}.", remedy))
+        for name, col, kind in parts
+        for kinds, wrong, problem, remedy in _UNWRITABLE
+        if _contains(kind, kinds)
+    ]
+    if not refused:
+        return encoded
+    # One CASE WHEN of many branches, not a nest of them: planning a nest grows with the square of its depth.
+    case = F.when(*refused[0])
+    for condition, error in refused[1:]:
+        case = case.when(condition, error)
+    return case.otherwise(encoded)
 
 
 def raised(what: str, remedy: str) -> Column:

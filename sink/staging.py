@@ -49,8 +49,8 @@ NO_SEQUENCE: Final = 3
 class Staged:
     """One block that a task wrote aside: what travels to the driver.
 
-    `position` and `length` are bytes in the file of this attempt. Where `problem` is not 0, it is no block but
-    the row that kept the task from going on, and `records` is the number of that row.
+    `position` and `length` are bytes in the file of this attempt. Where `problem` is not 0, it is no block
+    but the row that kept the task from going on, and `records` is the number of that row.
     """
 
     task: int

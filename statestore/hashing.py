@@ -1,7 +1,7 @@
 """Which partition a key belongs to: XXH64 of its bytes with seed 42, as Spark's `xxhash64` computes it.
 
-The hash is that of https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, worked out for many keys at once:
-every step is one numpy call over a column of 64-bit words, of keys of one length.
+The hash is that of https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, worked out for many keys
+at once: every step is one numpy call over a column of 64-bit words, of keys of one length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from keyfold.statestore.keybytes import Ints, Layout, Memory, Words, layout_of
+from keyfold.statestore.keybytes import Ints, Layout, Memory, Words, layout_of, word_blocks
 
 SEED: Final = 42
 
@@ -25,7 +25,8 @@ _P3: Final = np.uint64(0x165667B19E3779F9)
 _P4: Final = np.uint64(0x85EBCA77C2B2AE63)
 _P5: Final = np.uint64(0x27D4EB2F165667C5)
 _M64: Final = (1 << 64) - 1
-#: The four accumulators before the first stripe, and the hash of a key without a stripe before its length is added.
+#: The four accumulators before the first stripe, and the hash of a key without a stripe before its length
+#: is added.
 _LANES: Final = tuple(
     np.uint64(x & _M64)
     for x in (SEED + int(_P1) + int(_P2), SEED + int(_P2), SEED, SEED - int(_P1))
@@ -37,8 +38,7 @@ _LONG_BYTES: Final = 1024
 #: Fewer keys of one length are hashed one by one too: numpy calls have a fixed cost.
 _FEW_KEYS: Final = 128
 #: A block's words and scratch stay in the second-level cache.
-_BLOCK_BYTES: Final = 1 << 17
-_BLOCK_ROWS: Final = 8192
+_BLOCK_ROWS: Final = 1 << 13
 _RAGGED_ROWS: Final = 1 << 18
 
 
@@ -77,22 +77,10 @@ def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
 
 
 def _hash_equal(layout: Layout, width: int, hashes: Words) -> None:
-    start, stop = layout.span
-    block = max(64, min(_BLOCK_ROWS, _BLOCK_BYTES // max(width, 1)))
-    padded = -(-width // 8) * 8
-    # Keys of whole words at aligned addresses are read in place, others from a padded copy of each block.
-    in_place = width == padded and start % 8 == 0
-    scratch = np.zeros((0 if in_place else block, padded), np.uint8)
-    raw = np.frombuffer(pa.foreign_buffer(start, stop - start), np.uint8) if width else np.zeros(0, np.uint8)
-    temp, word = np.empty(block, np.uint64), np.empty(block, np.uint64)
-    for first in range(0, layout.rows, block):
-        rows = min(block, layout.rows - first)
-        keys = raw[first * width : (first + rows) * width].reshape(rows, width)
-        if not in_place:
-            scratch[:rows, :width] = keys
-            keys = scratch[:rows]
-        words = keys.view("<u8").T if width else ()
-        _hash_block(words, width, hashes[first : first + rows], temp[:rows], word[:rows])
+    temp, word = np.empty((2, min(layout.rows, _BLOCK_ROWS)), np.uint64)
+    for rows, words in word_blocks(layout, width):
+        count = rows.stop - rows.start
+        _hash_block(words, width, hashes[rows], temp[:count], word[:count])
 
 
 def _hash_block(words: Sequence[Words], width: int, hashes: Words, temp: Words, word: Words) -> None:

@@ -42,7 +42,7 @@ from keyfold.statestore.errors import BadRecord, SchemaMismatch
 
 Floats = Literal["number", "text", "bits"]
 
-_SPACE, _BRACE, _NEWLINE = b" {\n"
+_SPACE, _BRACE, _END = b" {}"
 _PIECE_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 22
 
@@ -109,7 +109,7 @@ def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool) -> pa.Table:
     marked = data[offsets[:-1]] == _SPACE
     if keys:
         marked[:] = False
-    if (data[offsets[:-1] + marked] != _BRACE).any():
+    if (data[offsets[:-1] + marked] != _BRACE).any() or (data[offsets[1:] - 1] != _END).any():
         raise ValueError("a record is not one object")
     if not marked.any():
         return _parse(records, schema, "bits" if keys else "number")
@@ -123,14 +123,13 @@ def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool) -> pa.Table:
 
 
 def _parse(records: pa.Array, schema: pa.Schema, floats: Floats) -> pa.Table:
-    """`records` of one kind; each is known to begin with "{", perhaps after a space."""
+    """`records` of one kind; each is known to begin with "{", perhaps after a space, and to end with "}"."""
     rows = len(records)
     joined = pc.binary_join_element_wise(records, pa.scalar(b"", pa.binary()), pa.scalar(b"\n", pa.binary()))
     joined.cast(pa.string())  # raises where it is not UTF-8; the parser does not look
     text = joined.buffers()[2]
-    # As many lines as records, each beginning with "{", and (below) as many objects: so one object in each.
-    if np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _NEWLINE) != rows:
-        raise ValueError("a record is not one object")
+    # Between "}" and "{" no object goes on, so no object spans two records; with as many objects as records
+    # (below) each record is one.
     columns = [field for field in schema if not pa.types.is_null(field.type)]
     longest = int(np.diff(_offsets(records)).max())
     table = pj.read_json(

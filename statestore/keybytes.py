@@ -2,11 +2,13 @@
 
 Keys are compared and hashed where they lie, without a copy: a key is an address and a length. `Memory` reads
 aligned 64-bit words only, and only words that hold at least one byte of a key. Such a word never reaches into
-another page, so the bytes beside a key may be read (and are masked out) even at the very end of a mapped file.
+another page, so the bytes beside a key may be read (and are masked out) even at the very end of a mapped
+file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -27,6 +29,9 @@ _HEAD_BYTES: Final = 64
 #: What is longer than this is compared one by one: there a call costs less than the bytes.
 _LONG_BYTES: Final = 1024
 
+_BLOCK_BYTES: Final = 1 << 17
+_BLOCK_ROWS: Final = 1 << 13
+
 #: `_MASKS[n]` keeps the first n bytes of a little-endian word.
 _MASKS: Final = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 _ONE: Final = np.uint64(1)
@@ -40,7 +45,8 @@ class Layout:
     Attributes:
         data: address of the byte that `offsets` count from; 0 where there are no bytes at all.
         offsets: one more than there are keys, int32 or int64, ascending.
-        width: the length of every key in bytes where all are equally long, else None; None for an empty array.
+        width: the length of every key in bytes where all are equally long, else None; None for an empty
+            array.
     """
 
     data: int
@@ -90,8 +96,29 @@ def layout_of(keys: pa.Array) -> Layout:
     return Layout(0 if data is None else data.address, offsets, width)
 
 
+def word_blocks(layout: Layout, width: int) -> Iterator[tuple[slice, Sequence[Words]]]:
+    """Keys of one `width` as columns of 64-bit words, the last one filled up with zeros, some rows at a time.
+
+    A block fits the second-level cache. It is valid until the next one is asked for.
+    """
+    start, stop = layout.span
+    count = max(64, min(_BLOCK_ROWS, _BLOCK_BYTES // max(width, 1)))
+    padded = -(-width // 8) * 8
+    raw = np.frombuffer(pa.foreign_buffer(start, stop - start), np.uint8) if width else np.zeros(0, np.uint8)
+    # Keys of whole words at aligned addresses are read in place, others from a padded copy.
+    in_place = width == padded and start % 8 == 0
+    scratch = np.zeros((0 if in_place else min(count, layout.rows), padded), np.uint8)
+    for first in range(0, layout.rows, count):
+        rows = slice(first, min(first + count, layout.rows))
+        keys = raw[first * width : rows.stop * width].reshape(rows.stop - first, width)
+        if not in_place:
+            scratch[: len(keys), :width] = keys
+            keys = scratch[: len(keys)]
+        yield rows, keys.view("<u8").T if width else ()
+
+
 class Memory:
-    """Reads 64-bit little-endian words in [start, stop). Who calls holds what lies there: it is not checked."""
+    """Reads 64-bit little-endian words in [start, stop). The caller holds what lies there."""
 
     def __init__(self, start: int, stop: int) -> None:
         first = start & ~7
@@ -102,7 +129,7 @@ class Memory:
         self.first = first
 
     def columns(self, addresses: Ints, width: int) -> list[Words]:
-        """The first `width` ≥ 1 bytes at each address as columns of words, the last one filled up with zeros."""
+        """The first `width` ≥ 1 bytes at each address as columns of words, the last one padded with zeros."""
         places = addresses - self.first
         low = places >> 3
         shift = ((places & 7) << 3).view(np.uint64)
@@ -125,7 +152,7 @@ class Memory:
         return columns
 
     def _shifted(self, low: Ints, shift: Words, last: Ints, count: int) -> list[Words]:
-        """`count` words from each `low`, moved down by `shift` bits; no word beyond number `last` is touched."""
+        """`count` words from each `low`, moved down by `shift` bits; none beyond number `last` is touched."""
         back = _LOW_BITS - shift
         columns = []
         word = self._aligned(low)
@@ -148,7 +175,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Spots:
-    """Keys to be compared: where each one is, and either the `width` of all in bytes or the `lengths` of each."""
+    """Keys to be compared: where each is, and either the `width` of all in bytes or the `lengths` of each."""
 
     memory: Memory
     addresses: Ints
@@ -175,7 +202,7 @@ class Spots:
 
 
 def neighbours_equal(keys: Spots) -> Bools:
-    """Whether each key equals the one behind it: one answer less than there are keys. Each key is read once."""
+    """Whether each key equals the one behind it: one answer less than there are keys."""
     count = max(len(keys.addresses) - 1, 0)
     same = np.ones(count, np.bool_)
     longest = keys.longest()

@@ -1,6 +1,6 @@
 """What RocksDB and rocksdict need: options, errors, a cursor that tells failure from end, a close that waits.
 
-Traps seen in rocksdict 0.3.29, each with a test in `tests/unit/test_lastvalues.py`:
+Traps seen in rocksdict 0.3.29, each with a test in `tests/unit/test_lastvalues*.py`:
 
 - `raw_mode` always: the other mode unpickles values. On reopen the options are given for the column family
   too, or those that were saved win.
@@ -63,8 +63,7 @@ REBUILT = "nothing: the store is built again from the log"
 
 
 class StoreUnusable(KeyfoldError):
-    """A last-value store that cannot be used: of another identity or version, damaged, locked, or its disk
-    failed.
+    """A last-value store cannot be used: another identity or version, damage, a lock, a failed disk.
 
     For the code above, which then builds the store again in a new directory; users do not get to see it.
     """
@@ -205,9 +204,7 @@ class Cursor:
             found: bytes | None = iterator.value() if iterator.key() == key else None
             return found
 
-    def run(
-        self, start: bytes, end: bytes, rows_max: int
-    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    def run(self, start: bytes, end: bytes, rows_max: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         """Up to `rows_max` rows with `start` <= key < `end`, and the key to go on at: None after the last."""
         rows: list[tuple[bytes, bytes]] = []
         key_skip, value_skip = self._key_skip, self._value_skip

@@ -7,17 +7,19 @@ read-only medium, a full disk), reading goes on without.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from keyfold.checkpoints.views import drop_lease, write_lease
+from keyfold.checkpoints.views import ViewLock, drop_lease, write_lease
 from keyfold.statestore import names
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files
@@ -45,6 +47,15 @@ class Lease:
     def is_due(self, now: int) -> bool:
         """Whether it should be renewed now."""
         return now >= self.expires_ms - self.timeout_ms + self.timeout_ms // _RENEWED_AFTER
+
+
+def looking(files: Files, root: Path) -> AbstractContextManager[ViewLock | None]:
+    """The mark of a reader that is just loading the manifest, None where none can be made."""
+    try:
+        return contextlib.closing(ViewLock(files, root))
+    except OSError as e:
+        _without(root, e)
+        return contextlib.nullcontext()
 
 
 def take(files: Files, root: Path, n: int, timeout_ms: int) -> Lease | None:

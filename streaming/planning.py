@@ -20,7 +20,6 @@ from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.reading import read_segments
 from keyfold.checkpoints.restore import state_batches
 from keyfold.checkpoints.state import State
-from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
 from keyfold.statestore.errors import KeyfoldError, ViewExpired
 from keyfold.statestore.files import Files
@@ -118,13 +117,11 @@ class Planner:
         """
         if self._lease is not None and not self._lease.is_due(leases.now_ms()):
             return self.state()
-        lock = ViewLock(self.files, self.root)
-        try:
+        with leases.looking(self.files, self.root) as lock:
             state = self.state()
-            lock.record(state.n)
+            if lock is not None:
+                lock.record(state.n)
             self._lease = self._renewed(state.n)
-        finally:
-            lock.close()
         return state
 
     def _renewed(self, n: int) -> Lease | None:

@@ -60,7 +60,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_on_signal(self) -> None:
         """Spark ends the process of a stopped query by SIGTERM, which as it is would skip `stop`."""
         if not self._ends_on_signal and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            signal.signal(signal.SIGTERM, _end)
             self._ends_on_signal = True
 
     def _plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
@@ -72,10 +72,15 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Give the lease up."""
+        self._planner.close()
         if self._ends_on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._ends_on_signal = False
-        self._planner.close()
+
+
+def _end(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # Spark sends it twice
+    sys.exit(0)
 
 
 class FollowingReader(_Reader):

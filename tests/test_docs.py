@@ -89,6 +89,12 @@ def test_a_failing_block_is_reported_with_the_page_and_its_line(write: WritePage
     assert "line 5" in done.stderr
 
 
+def test_nothing_of_a_page_runs_when_a_block_has_no_rule(write: WritePage, tmp_path: Path) -> None:
+    done = run_page(write("'''python\nopen('made', 'w')\n'''\n'''\nno language\n'''\n"), tmp_path / "work")
+    assert "page.md:5: no rule for a block" in done.stderr
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 def test_a_block_that_should_raise_fails_when_it_does_not(write: WritePage, tmp_path: Path) -> None:
     assert run_page(write("'''python raises=ZeroDivisionError\n1 / 0\n'''\n"), tmp_path / "a").returncode == 0
     assert run_page(write("'''python raises=ZeroDivisionError\n1 / 1\n'''\n"), tmp_path / "b").returncode != 0

@@ -13,15 +13,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import data
-import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
 from keyfold.checkpoints import resume
 from keyfold.sink import ChangelogSink, TaskSink
 from keyfold.statestore.contract import KeyValueStore
 from keyfold.streaming import register, seed
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
 
 PARTITIONS = 4
 #: The flights are fed in so many files, one in a micro-batch; followers take as many flights at a time.
@@ -32,24 +32,39 @@ FORGET_AFTER = timedelta(days=30)
 
 def ingest(spark: SparkSession, root: Path) -> StreamingQuery:
     """Flights that have an aircraft, as events: every one stays (`cleanup.policy=delete`, no retention set)."""
-    sink = ChangelogSink(root / "events", keys="tailnum", partitions=PARTITIONS, config={"cleanup.policy": "delete"})
-    return _files(spark, root).where("tailnum IS NOT NULL").writeStream.queryName("ingest").foreachBatch(
-        sink
-    ).option("checkpointLocation", str(root / "spark" / "ingest")).trigger(availableNow=True).start()
+    sink = ChangelogSink(
+        root / "events", keys="tailnum", partitions=PARTITIONS, config={"cleanup.policy": "delete"}
+    )
+    return (
+        _files(spark, root)
+        .where("tailnum IS NOT NULL")
+        .writeStream.queryName("ingest")
+        .foreachBatch(sink)
+        .option("checkpointLocation", str(root / "spark" / "ingest"))
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 def count_rejected(spark: SparkSession, root: Path) -> StreamingQuery:
     """Flights without an aircraft cannot be keyed by it. They are counted, by carrier, in a changelog of their own."""
     rejected = _files(spark, root, files=6).where("tailnum IS NULL").groupBy("carrier").count()
     sink = ChangelogSink(root / "rejected", keys="carrier")
-    return rejected.writeStream.queryName("rejected").outputMode("update").foreachBatch(sink).option(
-        "checkpointLocation", str(root / "spark" / "rejected")
-    ).trigger(availableNow=True).start()
+    return (
+        rejected.writeStream.queryName("rejected")
+        .outputMode("update")
+        .foreachBatch(sink)
+        .option("checkpointLocation", str(root / "spark" / "rejected"))
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 def _files(spark: SparkSession, root: Path, files: int = 1) -> DataFrame:
     return (
-        spark.readStream.schema(data.SCHEMA).option("maxFilesPerTrigger", files).parquet(str(root / "incoming"))
+        spark.readStream.schema(data.SCHEMA)
+        .option("maxFilesPerTrigger", files)
+        .parquet(str(root / "incoming"))
     )
 
 
@@ -67,12 +82,18 @@ def count(spark: SparkSession, root: Path, *, resumed: bool) -> StreamingQuery:
     else:
         changes = _totals(events.option("startingOffsets", "earliest").load(str(root / "events")))
     totals = changes.groupBy("kind", "name").agg(
-        F.sum("flights").alias("flights"), F.sum("delay_minutes").alias("delay_minutes"), F.sum("miles").alias("miles")
+        F.sum("flights").alias("flights"),
+        F.sum("delay_minutes").alias("delay_minutes"),
+        F.sum("miles").alias("miles"),
     )
     sink = ChangelogSink(root / "counters", keys=["kind", "name"], partitions=PARTITIONS, on_reset="restore")
-    return totals.writeStream.queryName("counters").outputMode("update").foreachBatch(sink).option(
-        "checkpointLocation", str(root / "spark" / "counters")
-    ).start()
+    return (
+        totals.writeStream.queryName("counters")
+        .outputMode("update")
+        .foreachBatch(sink)
+        .option("checkpointLocation", str(root / "spark" / "counters"))
+        .start()
+    )
 
 
 def _totals(events: DataFrame) -> DataFrame:
@@ -85,7 +106,9 @@ def _totals(events: DataFrame) -> DataFrame:
     )
     delay = F.coalesce("delay_minutes", F.lit(0)).cast("bigint").alias("delay_minutes")
     counted = events.select(name.alias("of"), delay, F.col("miles").cast("bigint").alias("miles"))
-    return counted.select("of.kind", "of.name", F.lit(1).cast("bigint").alias("flights"), "delay_minutes", "miles")
+    return counted.select(
+        "of.kind", "of.name", F.lit(1).cast("bigint").alias("flights"), "delay_minutes", "miles"
+    )
 
 
 def locate(spark: SparkSession, root: Path) -> StreamingQuery:
@@ -97,9 +120,12 @@ def locate(spark: SparkSession, root: Path) -> StreamingQuery:
         .load(str(root / "events"))
     )
     sink = TaskSink(root / "positions", keep_positions, partitions=PARTITIONS)
-    return events.writeStream.queryName("positions").foreachBatch(sink).option(
-        "checkpointLocation", str(root / "spark" / "positions")
-    ).start()
+    return (
+        events.writeStream.queryName("positions")
+        .foreachBatch(sink)
+        .option("checkpointLocation", str(root / "spark" / "positions"))
+        .start()
+    )
 
 
 def keep_positions(flights: DataFrame, store: KeyValueStore) -> None:
@@ -124,7 +150,11 @@ def keep_positions(flights: DataFrame, store: KeyValueStore) -> None:
 def _now(store: KeyValueStore) -> datetime:
     """The latest time of any flight so far."""
     stored = store.get(b"now")
-    return datetime.min.replace(tzinfo=timezone.utc) if stored is None else datetime.fromisoformat(stored.decode())
+    return (
+        datetime.min.replace(tzinfo=timezone.utc)
+        if stored is None
+        else datetime.fromisoformat(stored.decode())
+    )
 
 
 def _seen(value: bytes) -> datetime:
@@ -137,7 +167,10 @@ def positions(state: dict[bytes, bytes]) -> dict[str, tuple[str, datetime]]:
     for key, value in state.items():
         if key.startswith(b"aircraft/"):
             position = json.loads(value)
-            found[key.removeprefix(b"aircraft/").decode()] = position["airport"], datetime.fromisoformat(position["seen"])
+            found[key.removeprefix(b"aircraft/").decode()] = (
+                position["airport"],
+                datetime.fromisoformat(position["seen"]),
+            )
     return found
 
 
@@ -152,6 +185,7 @@ def session(root: Path) -> SparkSession:
         SparkSession.builder.master("local[2]")
         .appName("flights")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
@@ -162,9 +196,13 @@ def session(root: Path) -> SparkSession:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--resume", action="store_true", help="the counters' checkpoint is lost: resume from the changelog")
+    parser.add_argument(
+        "--resume", action="store_true", help="the counters' checkpoint is lost: resume from the changelog"
+    )
     arguments = parser.parse_args()
     root = arguments.directory.absolute()
     spark = session(root)

@@ -23,8 +23,9 @@ Scale = tuple[int, int, int, int, int] | None
 #: Keys that are easily taken for one another: empty, zeros, prefixes, the same but for one byte far behind.
 LONG = b"k" * 1100
 KEYS = [
-    b"", b"\0", b"\0\0", bytes(8), bytes(9), b"a", b"ab", b"abcdefgh", b"abcdefghi", b"abcdefgh\0", b"1234567890abcdef",
-    b"1234567890abcdeF", b"x" * 64, b"x" * 65, b"x" * 64 + b"y", LONG, LONG[:-1] + b"K", LONG[:-1], LONG[:600] + LONG[601:],
+    b"", b"\0", b"\0\0", bytes(8), bytes(9), b"a", b"ab", b"abcdefgh", b"abcdefghi", b"abcdefgh\0",
+    b"1234567890abcdef", b"1234567890abcdeF", b"x" * 64, b"x" * 65, b"x" * 64 + b"y", LONG,
+    LONG[:-1] + b"K", LONG[:-1], LONG[:600] + b"K" + LONG[601:],
 ]  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_one_pass_keeps_what_the_rule_keeps(
     found, counts = batches(log, cut), FoldCounts()
     with scaled(scale):
         offset_map = OffsetMap.build(lambda: found, first_dirty, anchors, budget, hash_keys, dirty_end=end)
-        kept = records(compact(lambda: found, offset_map, below, counts, hash_keys))
+        kept = records(compact(lambda: found, offset_map, below, counts))
     dirty = [r for r in log if r.offset >= first_dirty]
     assert offset_map.end_offset == map_end(dirty, sorted(anchors), capacity, end)
     expected, expired = compacted(log, first_dirty, offset_map.end_offset, anchors, below)
@@ -93,7 +94,7 @@ def test_one_pass_keeps_what_the_rule_keeps(
 
 
 class Passes(RuleBasedStateMachine):
-    """A partition's life as the cleaner leads it: partial maps, anchors that come and go, tombstones that expire."""
+    """A partition's life: partial maps, anchors that come and go, tombstones that expire."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +103,8 @@ class Passes(RuleBasedStateMachine):
         self.end = 0
         #: keys are unique in every interval below
         self.clean_end = 0
-        #: the state is exact at every offset from here on; a pass that goes back for a dropped anchor ends below it
+        #: the state is exact at every offset from here on; a pass that goes back for a dropped anchor ends
+        #: below it
         self.exact_from = 0
         self.anchors: set[int] = set()
         #: anchors inside the clean section that passes have kept apart what lies on both sides of
@@ -140,7 +142,7 @@ class Passes(RuleBasedStateMachine):
                 lambda: found, first_dirty, sorted(self.anchors), capacity * 16, hash_keys, dirty_end=self.end
             )
             below = int(self.clean_end * expired)
-            self.log = records(compact(lambda: found, offset_map, below, None, hash_keys))
+            self.log = records(compact(lambda: found, offset_map, below))
         assert offset_map.end_offset > first_dirty or first_dirty == self.end
         self.clean_end = offset_map.end_offset
         self.exact_from = max(self.exact_from, self.clean_end)

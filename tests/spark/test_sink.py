@@ -1,4 +1,4 @@
-"""`ChangelogSink` on real queries: every batch is one commit, once, in order, and nothing else becomes visible."""
+"""`ChangelogSink` on real queries: every batch is one commit, once, in order; nothing else is visible."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def work_files(path: Path) -> list[Path]:
     return [p for p in (path / "work").rglob("*") if not p.name.isdigit()]
 
 
-# -- each batch once ------------------------------------------------------------------------------------------
+# -- each batch once -----------------------------------------------------------------------------------------
 
 
 def test_every_batch_is_one_commit_with_its_source_offsets(spark: SparkSession, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_app_of_a_query_takes_no_batch_without_one(spark: SparkSession, tmp_p
             sink(spark.createDataFrame([("a", 1)], source.schema), 9)
 
 
-# -- order, time, placement ---------------------------------------------------------------------------------------
+# -- order, time, placement ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("placement", ["tasks", "driver"])
@@ -148,7 +148,8 @@ def test_a_dataframe_in_kafkas_shape_keeps_headers_and_timestamps(
 ) -> None:
     frame = spark.sql(
         "select 'topic' topic, 7 partition, 99L offset, 1 timestampType, binary('k') key, binary('v') value, "
-        "timestamp_millis(1234567890123) timestamp, array(named_struct('key', 'h', 'value', binary('x'))) headers "
+        "timestamp_millis(1234567890123) timestamp, "
+        "array(named_struct('key', 'h', 'value', binary('x'))) headers "
         "union all select 'topic', 7, 100L, 1, binary('k'), null, null, null"
     ).coalesce(1)
     with ChangelogSink(tmp_path / "log") as sink:
@@ -173,7 +174,7 @@ def test_compressed_logs_hold_the_same_records(spark: SparkSession, tmp_path: Pa
     assert written[1][1] < written[0][1] / 2
 
 
-# -- what goes wrong leaves nothing ---------------------------------------------------------------------------------
+# -- what goes wrong leaves nothing --------------------------------------------------------------------------
 
 
 def test_a_null_key_is_named_and_nothing_of_its_batch_counts(spark: SparkSession, tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_a_task_that_is_tried_again_adds_its_rows_once(tmp_path: Path) -> None:
     assert "passed" in done.stdout, done.stderr[-3000:]
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -----------------------------------------------------------------------------------------
 
 
 def test_settings_are_refused_when_the_sink_is_built(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_settings_are_refused_when_the_sink_is_built(tmp_path: Path) -> None:
         ({"app_id": ""}, "no app id"),
     ):
         with pytest.raises(ConfigError, match=message):
-            ChangelogSink(tmp_path / "log", keys="word", **given)  # type: ignore[arg-type]
+            ChangelogSink(tmp_path / "log", keys="word", **given)
     assert not (tmp_path / "log").exists()
 
 
@@ -312,7 +313,10 @@ def test_keys_for_a_changelog_of_raw_bytes_are_refused_and_the_other_way_round(
 
 
 def test_a_changelog_that_another_process_writes_is_refused_with_its_pid(tmp_path: Path) -> None:
-    hold = f"from keyfold.checkpoints import Changelog; Changelog.open({str(tmp_path / 'log')!r}); print(1, flush=1); input()"
+    hold = (
+        "from keyfold.checkpoints import Changelog\n"
+        f"log = Changelog.open({str(tmp_path / 'log')!r}); print(1, flush=True); input()"
+    )
     other = subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
     )
@@ -355,7 +359,7 @@ def test_what_is_no_dataframe_is_refused(tmp_path: Path) -> None:
         sink([("a", "1")], 0)  # type: ignore[arg-type]
 
 
-# -- opening and closing ------------------------------------------------------------------------------------------
+# -- opening and closing -------------------------------------------------------------------------------------
 
 
 def test_a_notebook_cell_can_be_run_twice(spark: SparkSession, tmp_path: Path) -> None:

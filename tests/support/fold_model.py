@@ -1,4 +1,4 @@
-"""Log compaction over plain Python records, one at a time: what `keyfold.checkpoints.fold` must agree with."""
+"""Log compaction over plain Python records, one at a time: what `checkpoints.fold` must agree with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from keyfold.checkpoints.grouping import group_hash
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.hashing import xxh64
 
@@ -21,7 +22,7 @@ class Record(NamedTuple):
 
 
 def batches(records: Sequence[Record], sizes: Iterable[int] = ()) -> list[pa.RecordBatch]:
-    """Records as batches of these sizes, the rest as one. Every batch is a slice, so its buffers begin elsewhere."""
+    """Records as batches of these sizes, the rest as one. Every batch is a slice of a longer one."""
     result, start = [], 0
     for size in [*sizes, len(records)]:
         part = records[start : start + size]
@@ -42,7 +43,7 @@ def _batch(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def records(found: Iterable[pa.RecordBatch]) -> list[Record]:
-    """The records of batches as `batches` makes them; checks that they are sound and all columns untouched."""
+    """The records of batches as `batches` makes them; checks that all their columns are untouched."""
     result = []
     for batch in found:
         batch.validate(full=True)
@@ -110,4 +111,4 @@ def two_bits(keys: pa.Array) -> npt.NDArray[np.int64]:
     return xxh64(keys) >> 62 << 62
 
 
-HASHES: Final[list[Callable[[pa.Array], npt.NDArray[np.int64]]]] = [xxh64, two_bits, same_hash]
+HASHES: Final[list[Callable[[pa.Array], npt.NDArray[np.int64]]]] = [group_hash, xxh64, two_bits, same_hash]

@@ -84,8 +84,7 @@ class Driver:
         """A new process of the query, which goes on where its offset log ends."""
         source = KeyfoldSource({**self.options, "path": str(self.path)})
         self.reader = source.streamReader(source.schema())
-        pickler = CloudPickleSerializer()
-        self.task = pickler.loads(pickler.dumps(self.reader))
+        self.task = pickled(self.reader)
         self.position = self.batches[-1][1] if self.batches else json.dumps(self.reader.initialOffset())
 
     def trigger(self, limit: ReadLimit | None = None) -> list[dict[str, Any]] | None:
@@ -114,13 +113,13 @@ class Driver:
 
 def rows_of(reader: Any, pieces: Iterable[Any]) -> list[dict[str, Any]]:
     """What tasks make of the pieces, each in order."""
-    pickler = CloudPickleSerializer()
-    return [
-        row
-        for piece in pieces
-        for batch in reader.read(pickler.loads(pickler.dumps(piece)))
-        for row in batch.to_pylist()
-    ]
+    return [row for piece in pieces for batch in reader.read(pickled(piece)) for row in batch.to_pylist()]
+
+
+def pickled(value: Any) -> Any:
+    """What another process gets, by Spark's own serializer."""
+    serializer: Any = CloudPickleSerializer
+    return serializer().loads(serializer().dumps(value))
 
 
 def read_batch(path: Path, **options: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Small streaming queries for tests: a file source whose batches a test writes one by one, and what a sink made."""
+"""Small streaming queries for tests: a file source whose batches a test writes, and what a sink made."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def forget_batch(checkpoint: Path, batch: int) -> None:
 
 
 def pairs(log: Changelog) -> list[tuple[bytes, bytes | None]]:
-    """Key and value of every record, partition by partition, in offset order; the offsets have to be dense."""
+    """Key and value of every record, partition by partition; their offsets have to be dense."""
     found = []
     for partition in range(log.partitions):
         offsets = []

@@ -42,10 +42,12 @@ def test_a_group_without_its_tool_may_be_skipped_whole() -> None:
 def test_a_run_with_a_group_skipped_whole_is_red_on_ci(
     tmp_path: Path, workers: list[str], ci: str, status: int
 ) -> None:
-    group = tmp_path / "tests" / "unit"
-    group.mkdir(parents=True)
-    (group / "test_a.py").write_text("import pytest\ndef test_a(): pytest.skip('no reason')\n")
-    (tmp_path / "tests" / "test_b.py").write_text("def test_b(): pass\n")
+    for folder, text in (
+        ("unit", "@pytest.mark.skip(reason='before it starts')\ndef test_a(): pass\n"),
+        ("model", "def test_b(): pytest.skip('while it runs')\ndef test_c(): pass\n"),
+    ):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / f"test_{folder}.py").write_text("import pytest\n" + text)
     (tmp_path / "conftest.py").write_text(
         "from support.groups import Groups\n"
         "def pytest_configure(config): config.pluginmanager.register(Groups(), 'groups')\n"
@@ -65,7 +67,8 @@ def test_a_run_with_a_group_skipped_whole_is_red_on_ci(
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert ("every test of 'tests/unit' was skipped" in done.stdout) == bool(status)
-    assert "1 passed, 1 skipped" in done.stdout
+    assert "every test of 'tests/model' was skipped" not in done.stdout
+    assert "1 passed, 2 skipped" in done.stdout
 
 
 def test_tests_of_one_group_run_in_one_worker_process(tmp_path: Path) -> None:

@@ -1,18 +1,14 @@
-"""The last-value store: exact after kills and reopens, and damage is an error, never another value."""
+"""The last-value store: what it applies it holds, also when it is opened again; views keep their moment."""
 
 from __future__ import annotations
 
 import os
-import random
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +23,13 @@ from keyfold.statestore import lastvalues, storeformat
 from keyfold.statestore.contract import StoreClosed
 from keyfold.statestore.kv import Overlay, ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity, LastValues, StoreUnusable
+from support.folds import IDENTITY, IN_MEMORY, Record, apply, folded, last_per_key, records_from
 
-IDENTITY = Identity("6f1c", 3, 1)
-IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-#: offset, key, value or None
-Record = tuple[int, bytes, bytes | None]
-
-
-def last_per_key(records: list[Record]) -> pa.RecordBatch:
-    """The last record of every key; its timestamp is ten times its offset."""
-    last = {key: (offset, value) for offset, key, value in records}
-    return pa.record_batch(
-        {
-            "offset": pa.array([offset for offset, _ in last.values()], pa.int64()),
-            "timestamp": pa.array([offset * 10 for offset, _ in last.values()], pa.timestamp("ms")),
-            "key": pa.array(list(last), pa.binary()),
-            "value": pa.array([value for _, value in last.values()], pa.binary()),
-        }
-    )
-
-
-def folded(records: list[Record]) -> dict[bytes, bytes]:
-    table: dict[bytes, bytes | None] = {key: value for _, key, value in records}
-    return {key: value for key, value in table.items() if value is not None}
-
-
-def apply(store: LastValues, records: list[Record]) -> None:
-    store.apply(last_per_key(records), records[-1][0] + 1)
-
-
-def records_from(offset: int, *entries: tuple[bytes, bytes | None]) -> list[Record]:
-    return [(offset + n, key, value) for n, (key, value) in enumerate(entries)]
+OPEN = """
+import pathlib, sys
+from keyfold.statestore.lastvalues import Identity, LastValues
+LastValues.open(pathlib.Path(sys.argv[1]), Identity("6f1c", 3, 1))
+"""
 
 
 @pytest.fixture
@@ -242,7 +213,7 @@ def test_a_store_that_is_open_already_is_unusable_here_and_in_another_process(di
         with pytest.raises(StoreUnusable, match="open in this process already"):
             LastValues.open(directory, IDENTITY)
         other = subprocess.run(
-            [sys.executable, __file__, "open", str(directory)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", OPEN, str(directory)], capture_output=True, text=True, check=False
         )
         assert "open in another process" in other.stderr
         assert store.get(b"a") == b"1"
@@ -377,214 +348,6 @@ def test_a_reader_sees_each_apply_whole(directory: Path) -> None:
         assert store.get_all(keys) == [b"39"] * 50
 
 
-# -- damage -------------------------------------------------------------------------------------------------
-
-
-def several_files(directory: Path) -> dict[int, dict[bytes, bytes]]:
-    """A closed store of several files; its content at every offset that it may say it has applied."""
-    states: dict[int, dict[bytes, bytes]] = {0: {}}
-    records: list[Record] = []
-    with LastValues.open(directory, IDENTITY) as store:
-        for round_ in range(3):  # One file more, and RocksDB makes one of them all.
-            entries: list[tuple[bytes, bytes | None]] = [
-                (b"key%03d" % (n * 13 % 300), None if n % 10 == round_ else random.Random(n).randbytes(60))
-                for n in range(round_ * 50, round_ * 50 + 150)
-            ]
-            new = records_from(len(records), *entries)
-            records += new
-            apply(store, new)
-            states[len(records)] = folded(records)
-            store.flush()
-    return states
-
-
-def answers(directory: Path, keys: list[bytes]) -> tuple[int, list[dict[bytes, bytes]]]:
-    """All a store says about `keys`, asked in three ways."""
-    with LastValues.open(directory, IDENTITY) as store:
-        one = {key: value for key in keys if (value := store.get(key)) is not None}
-        found = zip(keys, store.get_all(keys), strict=True)
-        several = {key: value for key, value in found if value is not None}
-        return store.applied, [one, several, dict(store.all())]
-
-
-def check_flips(directory: Path, scratch: Path, places: list[tuple[str, int, int]]) -> tuple[int, int]:
-    """Flip bytes one after the other. Returns how often the store answered, and how often it refused."""
-    states = several_files(directory)
-    keys = sorted({key for state in states.values() for key in state})
-    answered = refused = 0
-    for name, position, mask in places or every_place(directory):
-        shutil.copytree(directory, scratch)
-        data = bytearray((scratch / name).read_bytes())
-        data[position % len(data)] ^= mask
-        (scratch / name).write_bytes(data)
-        try:
-            applied, said = answers(scratch, keys)
-        except StoreUnusable:
-            refused += 1
-        else:
-            answered += 1
-            assert said == [states[applied]] * 3, f"{name}, byte {position % len(data)}, mask {mask}"
-        shutil.rmtree(scratch)
-    return answered, refused
-
-
-def every_place(directory: Path) -> Iterator[tuple[str, int, int]]:
-    source = random.Random(1)
-    for path in sorted(directory.iterdir()):
-        if path.name not in ("LOCK", "LOG") and not path.name.startswith("LOG"):
-            for position in range(path.stat().st_size):
-                yield path.name, position, source.randrange(1, 256)
-
-
-@pytest.mark.usefixtures("path_taken")
-def test_a_flipped_byte_gives_right_answers_or_an_error(directory: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as probe:
-        several_files(Path(probe) / "probe")
-        places = list(every_place(Path(probe) / "probe"))
-    files = sorted(path for path, position, _ in places if position == 0)
-    assert sum(name.endswith(".sst") for name in files) >= 3
-    chosen = random.Random().sample([place for place in places if place[0].endswith(".sst")], 60)
-    chosen += random.Random().sample([place for place in places if not place[0].endswith(".sst")], 20)
-    answered, refused = check_flips(directory, directory.with_name("scratch"), chosen)
-    assert answered + refused == 80
-    assert refused >= 10
-
-
-@pytest.mark.usefixtures("path_taken")
-def test_a_missing_or_shortened_file_gives_right_answers_or_an_error(directory: Path) -> None:
-    states = several_files(directory)
-    keys = sorted({key for state in states.values() for key in state})
-    scratch = directory.with_name("scratch")
-    refused = 0
-    names = [path.name for path in directory.iterdir()]
-    for name in names:
-        for keep in (0, 0.5, None):
-            shutil.copytree(directory, scratch)
-            data = (scratch / name).read_bytes()
-            (scratch / name).unlink()
-            if keep is not None:
-                (scratch / name).write_bytes(data[: int(len(data) * keep)])
-            try:
-                applied, said = answers(scratch, keys)
-            except StoreUnusable:
-                refused += 1
-            else:
-                assert said == [states[applied]] * 3, f"{name}, {keep} of it kept"
-            shutil.rmtree(scratch)
-    assert refused >= 9
-
-
-def test_a_scan_that_meets_a_damaged_block_raises_after_what_is_right(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lastvalues, "INGEST_ROWS", 1)
-    table = {b"%05d" % n: random.Random(n).randbytes(50) for n in range(5_000)}
-    with LastValues.open(directory, IDENTITY) as store:
-        apply(store, [(n, key, value) for n, (key, value) in enumerate(table.items())])
-    (file,) = directory.glob("*.sst")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    with LastValues.open(directory, IDENTITY) as store:
-        seen: list[tuple[bytes, bytes]] = []
-        rows = store.all()
-        with pytest.raises(StoreUnusable, match="damaged"):
-            seen.extend(rows)
-        with pytest.raises(StoreClosed):
-            next(rows)
-        assert 0 < len(seen) < 5_000
-        assert seen == sorted(table.items())[: len(seen)]
-        with closing(store.snapshot()) as snapshot, pytest.raises(StoreUnusable):
-            snapshot.get_all(sorted(table))
-        with pytest.raises(StoreUnusable, match="damaged"):
-            store.get_all(sorted(table))
-
-
-# -- kill -9 ------------------------------------------------------------------------------------------------
-
-_LOG_RECORDS = 300
-
-
-def log_batch(number: int) -> list[Record]:
-    """Batch `number` of an endless log: every third one has many keys, the others few."""
-    source = random.Random(number)
-    keys = 500 if number % 3 == 0 else 30
-    return [
-        (
-            number * _LOG_RECORDS + n,
-            b"key%d" % source.randrange(keys),
-            None if source.random() < 0.2 else b"%d " % number * source.randrange(1, 20),
-        )
-        for n in range(_LOG_RECORDS)
-    ]
-
-
-def apply_when_asked(directory: Path) -> None:
-    """For every line that comes in: a process that applies the log, from where the store is, until it dies.
-
-    Forked, so that what takes long, the imports, is done once.
-    """
-    lastvalues.INGEST_ROWS = 100
-    for _ in sys.stdin:
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            continue
-        print("pid", os.getpid(), flush=True)
-        end = time.monotonic() + 60  # In case nobody kills it.
-        with LastValues.open(directory, IDENTITY) as store:
-            while time.monotonic() < end:
-                number = store.applied // _LOG_RECORDS
-                apply(store, log_batch(number))
-                if number % 4 == 1:
-                    store.flush()
-                print("applied", number, flush=True)
-        os._exit(0)
-
-
-def test_after_kill_9_the_store_is_the_fold_up_to_what_it_says_it_applied(
-    directory: Path, soak: bool
-) -> None:
-    table: dict[bytes, bytes | None] = {}
-    checked = grown = 0
-    rounds = 100 if soak else 10
-    server = subprocess.Popen(
-        [sys.executable, __file__, "apply", str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with server:
-        for _ in range(rounds):
-            server.stdin.write(b"\n")
-            server.stdin.flush()
-            while not (line := server.stdout.readline()).startswith(b"pid"):
-                assert line, "the process that applies is gone"
-            for _ in range(random.randrange(1, 30)):
-                server.stdout.readline()
-            time.sleep(random.uniform(0, 0.005))
-            os.kill(int(line.split()[1]), signal.SIGKILL)
-            with opened_when_free(directory) as store:
-                assert store.applied % _LOG_RECORDS == 0
-                batches = store.applied // _LOG_RECORDS
-                assert batches >= checked, "what was flushed before is gone"
-                grown += batches > checked
-                for number in range(checked, batches):
-                    table.update((key, value) for _, key, value in log_batch(number))
-                checked = batches
-                expected = {key: value for key, value in table.items() if value is not None}
-                assert dict(store.all()) == expected
-    assert grown >= rounds // 3
-
-
-def opened_when_free(directory: Path) -> LastValues:
-    """The lock of a process that was just killed is held until the kernel is done with it."""
-    for _ in range(2_000):
-        with suppress(StoreUnusable):
-            return LastValues.open(directory, IDENTITY)
-        time.sleep(0.005)
-    return LastValues.open(directory, IDENTITY)
-
-
 # -- model --------------------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from([b"", b"\x00", b"a", b"a\x00", b"aa", b"ab", b"b", b"\xfe", b"\xff", b"\xff\xff"])
@@ -691,10 +454,3 @@ def between(table: dict[bytes, bytes], from_: bytes | None, to: bytes | None) ->
 
 TestOverlayOverLastValues = OverlayOverLastValues.TestCase
 TestOverlayOverLastValues.settings = settings(stateful_step_count=30)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "apply":
-        apply_when_asked(Path(sys.argv[2]))
-    else:
-        LastValues.open(Path(sys.argv[2]), IDENTITY)

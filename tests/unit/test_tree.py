@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -141,6 +142,13 @@ def test_a_room_says_what_lives_there_and_ships_its_types(room: str) -> None:
 def test_type_checkers_see_the_room_under_its_import_name(room: str) -> None:
     link = ROOT / ".typing" / "keyfold" / room
     assert os.readlink(link) == f"../../{room}"
+
+
+def test_spark_finds_the_data_source_of_an_editable_install_in_a_folder() -> None:
+    """Spark lists folders on the path; the import hook of an editable install is not among them."""
+    link = ROOT / ".typing" / "autoload" / "pyspark_keyfold"
+    assert os.readlink(link) == "../../streaming/autoload"
+    assert "pyspark_keyfold" in {info.name for info in pkgutil.iter_modules()}
 
 
 def test_no_room_is_missing_here() -> None:

@@ -287,7 +287,7 @@ def test_a_key_cannot_hold_a_map_or_only_nulls(kind: Any) -> None:
 
 def test_a_collated_string_is_kept_in_a_value_and_refused_in_any_key() -> None:
     def collated(name: str, kind: Any, path: str) -> dict[str, Any]:
-        return field(name, kind, __COLLATIONS={path: "spark.UTF8_LCASE"})
+        return {**field(name, kind), "metadata": {"__COLLATIONS": {path: "spark.UTF8_LCASE"}}}
 
     of = columns(
         collated("v", array("string"), "v.element"), collated("m", map_of("string", "string"), "m.value")

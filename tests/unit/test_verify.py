@@ -241,6 +241,15 @@ def test_a_file_that_was_cut_is_damage(kind: Callable[[Path], Path], length: int
     assert path in damaged_files(found)
 
 
+def test_a_journal_that_lost_whole_lines_is_shorter_than_its_head_says(closed: Path) -> None:
+    """Crash state C4: every line that is left is sound."""
+    lines = journal_of(closed).read_bytes().splitlines(keepends=True)
+    journal_of(closed).write_bytes(b"".join(lines[:-1]))
+    (damage,) = verify(closed).damages
+    assert damage.what == "A journal is shorter than its head says."
+    assert damage.expected == f"{sum(map(len, lines))} bytes"
+
+
 @pytest.mark.parametrize("kind", [segment_of, index_of, head_of])
 def test_a_file_that_is_gone_is_damage(kind: Callable[[Path], Path], closed: Path) -> None:
     path = kind(closed)

@@ -133,21 +133,26 @@ def test_the_command_tells_the_version_of_the_wheel(wheel: Path, clean: Clean) -
 
 
 @pytest.mark.spark
-def test_workers_of_spark_import_keyfold_from_the_clean_environment(clean: Clean, tmp_path: Path) -> None:
+def test_spark_finds_the_data_source_and_its_workers_import_keyfold(clean: Clean, tmp_path: Path) -> None:
+    """Without `dataSource.register`, and from the clean environment only."""
     out = clean.run(
         """
-        import os, sys
+        import os
         from pathlib import Path
+        import pyarrow as pa
+        from keyfold.checkpoints import Changelog
         from support.session import spark_session
 
         def where(batches):
-            import pyarrow as pa
             import keyfold.statestore
 
             for _ in batches:
                 yield pa.RecordBatch.from_pydict({"file": [keyfold.statestore.__file__]})
 
         spark = spark_session(Path(os.environ["SPARK_DIRECTORY"]))
+        with Changelog.open("log", partitions=1) as log:
+            log.append(pa.table({"key": [b"a"], "value": [b"1"]}), app_id="wheel", batch_id=0)
+        assert spark.read.format("keyfold").load(os.path.abspath("log")).count() == 1
         files = {row.file for row in spark.range(4).mapInArrow(where, "file string").collect()}
         spark.stop()
         print(*files)

@@ -1,0 +1,80 @@
+"""What Spark's `offsets/<batch>` says, in both of its formats, and which entry is the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from keyfold.sink.query import LocalOffsetLog, parse, positions
+from keyfold.statestore.errors import Damaged
+from keyfold.statestore.files import LOCAL
+
+KAFKA = '{"events":{"0":7,"1":9}}'
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LocalOffsetLog:
+    (tmp_path / "offsets").mkdir()
+    return LocalOffsetLog(LOCAL, tmp_path)
+
+
+def write(log: LocalOffsetLog, batch: int, *sources: str, version: str = "v1") -> None:
+    text = "\n".join([version, '{"batchWatermarkMs":0}', *sources])
+    (Path(str(log)) / "offsets" / str(batch)).write_text(text)
+
+
+def test_an_entry_has_one_text_per_source(log: LocalOffsetLog) -> None:
+    write(log, 0, KAFKA, "-", '{"logOffset":3}')
+    assert positions(log, 0) == ((KAFKA, "-", '{"logOffset":3}'), ())
+
+
+def test_sources_with_names_come_in_the_order_of_their_names(log: LocalOffsetLog) -> None:
+    write(log, 0, f"10:{KAFKA}", "2:-", '1:{"a":"b:c"}', version="v2")
+    assert positions(log, 0)[0] == ('{"a":"b:c"}', "-", KAFKA)
+
+
+def test_the_entry_before_is_that_of_the_largest_smaller_batch(log: LocalOffsetLog) -> None:
+    for batch in (2, 9, 10, 17):
+        write(log, batch, str(batch))
+    (Path(str(log)) / "offsets" / ".17.crc").touch()
+    (Path(str(log)) / "offsets" / "18.tmp").touch()
+    assert positions(log, 17) == (("17",), ("10",))
+    assert positions(log, 10) == (("10",), ("9",))
+    assert positions(log, 9) == (("9",), ("2",))
+    assert positions(log, 2) == (("2",), ())
+
+
+def test_a_missing_entry_is_refused_with_its_path(log: LocalOffsetLog) -> None:
+    with pytest.raises(Damaged, match="no such entry") as caught:
+        positions(log, 4)
+    assert caught.value.path == f"{log}/offsets/4"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [b"", b"v1", b"v3\n{}\n1", b"v2\n{}\nno name", b"\xff\xfe\n\n", b"{}\nv1\n"],
+)
+def test_an_entry_that_is_none_is_refused(log: LocalOffsetLog, entry: bytes) -> None:
+    with pytest.raises(Damaged, match="where its sources stand"):
+        parse(entry, log, 0)
+
+
+def test_an_entry_without_metadata_has_an_empty_line(log: LocalOffsetLog) -> None:
+    assert parse(b"v1\n\n-\n", log, 0) == ("-",)
+
+
+def test_the_query_is_made_durable_once_and_each_entry_by_itself(log: LocalOffsetLog) -> None:
+    """With files for which fsync fails where they are missing, so that each is seen to be synced."""
+    write(log, 0, "a")
+    with pytest.raises(FileNotFoundError):
+        log.sync(0)
+    (Path(str(log)) / "metadata").write_text("{}")
+    log.sync(0)
+    (Path(str(log)) / "metadata").unlink()
+    write(log, 1, "b")
+    log.sync(1)
+    with pytest.raises(FileNotFoundError):
+        log.sync(2)
