@@ -47,7 +47,8 @@ class Aborted(Exception):
 class Section:
     """What a pass may touch: `segments` cover [start, end); below `first_dirty` keys are unique between `anchors`.
 
-    `first_dirty` is `clean_end`, or lower where an anchor is gone that kept older records in the clean section.
+    `first_dirty` is `clean_end`, or lower where an anchor is gone that kept older records in the clean section, and no
+    pass has come through it since.
     """
 
     segments: tuple[Segment, ...]
@@ -92,7 +93,7 @@ def section_of(writer: Writer, state: State, number: int) -> Section:
     return Section(
         tuple(segments),
         p.clean_end,
-        max(min([p.clean_end, *gone]), p.start),
+        max(min([p.unique_end, *gone]), p.start),
         end,
         tuple(sorted(a for a in anchors if p.start < a < end)),
         max(expired, default=0),
@@ -256,7 +257,7 @@ def _publish(
         anchors = {a for a in anchor_offsets(writer.state, number, 0) if before.start < a < end}
         if (
             now.generation != before.generation
-            or now.clean_end != before.clean_end
+            or (now.clean_end, now.unique_end) != (before.clean_end, before.unique_end)
             or not all(s.name in present for s in taken)
             or not anchors <= set(section.anchors)
         ):
@@ -272,6 +273,7 @@ def _publish(
                 "out": [s.name for s in taken],
                 "in": [segment_line(s) for s in added],
                 "clean_end": after.clean_end,
+                "unique_end": after.unique_end,
                 "passes": [[x.clean_end, x.time_ms] for x in after.passes],
                 "splits": list(after.splits),
                 "dropped_tombstone": after.dropped_tombstone,
@@ -298,6 +300,7 @@ def _after(
     return replace(
         before,
         clean_end=clean_end,
+        unique_end=end,
         passes=tuple(passes),
         splits=tuple(a for a in section.anchors if a < clean_end and a in honoured),
         dropped_tombstone=max(before.dropped_tombstone, counts.highest_dropped_tombstone),

@@ -72,7 +72,7 @@ class Host:
                 while (statistics := clean_partition(self.writer, number)) is not None:
                     done.append(statistics)
                     p = self.writer.state.partitions[number]
-                    if p.clean_end >= p.end or not p.segments:
+                    if p.unique_end >= p.end or not p.segments:
                         break
         return done
 

@@ -157,8 +157,8 @@ def state_batches(
 
 
 def unique_below_of(p: PartitionState) -> int:
-    """The clean section's end, or the first anchor inside it: below, no key occurs twice."""
-    return min((p.clean_end, *p.splits))
+    """How far passes have come, or the first anchor inside the clean section: below, no key occurs twice."""
+    return min((p.unique_end, *p.splits))
 
 
 class RestoredState:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.identity import read_identity
 from keyfold.checkpoints.restore import RestoredState, restore
 from keyfold.checkpoints.state import Commit
 from keyfold.statestore.errors import NotResumable
@@ -22,10 +23,12 @@ def resume(path: str | Path, app_id: str, *, files: Files = LOCAL) -> Resumed:
     finds the same state. The sink of the new query says `on_reset="restore"`.
 
     Raises:
+        NotAChangelog: there is none at `path`.
         NotResumable: the app has committed nothing.
         ChangelogLocked: another process writes the changelog.
     """
     name = anchor_name(app_id)
+    read_identity(files, Path(path))
     with Changelog.open(path, files=files) as log:
         writer = log.host.writer
         with writer.exclusive:

@@ -41,6 +41,8 @@ class PartitionState:
         segments: in offset order; the last may be active.
         start, end: log start offset, and one past the last committed record.
         clean_end: records below were folded by the cleaner (Kafka: first dirty offset).
+        unique_end: below, no key occurs twice between two anchors; less than `clean_end` only while passes go over the
+            clean section again because an anchor inside it is gone.
         passes: for tombstones' delete horizons, ascending.
         splits: anchor offsets that kept older records of a key inside the clean section.
         dropped_tombstone: highest offset of a tombstone that is gone, -1 for none.
@@ -51,6 +53,7 @@ class PartitionState:
     start: int = 0
     end: int = 0
     clean_end: int = 0
+    unique_end: int = 0
     passes: tuple[Pass, ...] = ()
     splits: tuple[int, ...] = ()
     dropped_tombstone: int = -1
@@ -116,7 +119,8 @@ class State:
     def restorable(self, ends: tuple[int, ...]) -> bool:
         """Whether the fold up to these offsets can still be computed exactly: nothing between was folded away."""
         return all(
-            end >= p.clean_end or end in p.splits for end, p in zip(ends, self.partitions, strict=True)
+            end >= p.clean_end or end <= p.start or end in p.splits
+            for end, p in zip(ends, self.partitions, strict=True)
         )
 
 
@@ -189,6 +193,7 @@ def _swap(state: State, line: Line) -> State:
         p,
         segments=tuple(sorted((*added, *rest), key=lambda s: (s.base, s.next))),
         clean_end=line["clean_end"],
+        unique_end=line["unique_end"],
         passes=tuple(Pass(*x) for x in line["passes"]),
         splits=tuple(line["splits"]),
         dropped_tombstone=line["dropped_tombstone"],
@@ -200,7 +205,10 @@ def _delete(state: State, line: Line) -> State:
     p = state.partitions[line["partition"]]
     out = set(line["out"])
     kept = tuple(s for s in p.segments if s.name not in out)
-    changed = replace(p, segments=kept, start=line["start"], clean_end=max(p.clean_end, line["start"]))
+    start = line["start"]
+    changed = replace(
+        p, segments=kept, start=start, clean_end=max(p.clean_end, start), unique_end=max(p.unique_end, start)
+    )
     return _with_partition(state, line["partition"], changed)
 
 
@@ -287,6 +295,7 @@ def _partition_line(p: PartitionState) -> Line:
         "start": p.start,
         "end": p.end,
         "clean_end": p.clean_end,
+        "unique_end": p.unique_end,
         "passes": [[x.clean_end, x.time_ms] for x in p.passes],
         "splits": list(p.splits),
         "dropped_tombstone": p.dropped_tombstone,
@@ -301,6 +310,7 @@ def _partition_from(line: Line) -> PartitionState:
         start=line["start"],
         end=line["end"],
         clean_end=line["clean_end"],
+        unique_end=line["unique_end"],
         passes=tuple(Pass(*x) for x in line["passes"]),
         splits=tuple(line["splits"]),
         dropped_tombstone=line["dropped_tombstone"],

@@ -42,13 +42,15 @@ class ViewLock:
             self._file = files.lock(path)
         except OSError as e:
             # On a read-only medium nobody deletes anything; without permission the lease-less view may expire.
-            if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT):
+            if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSPC):
                 raise
 
     def record(self, n: int) -> None:
         """The view is that of manifest line `n`, or of a later one."""
         if self._file is not None:
-            self._files.overwrite(self._file, b"%020d\n" % n, 0)
+            # On a full disk the mark stays empty, which spares every file.
+            with contextlib.suppress(OSError):
+                self._files.overwrite(self._file, b"%020d\n" % n, 0)
 
     def close(self) -> None:
         if self._file is not None:

@@ -24,6 +24,8 @@ from keyfold.statestore.contract import KeyValueStore
 from keyfold.streaming import register, seed
 
 PARTITIONS = 4
+#: The demo compacts by hand at its end, to show what that does. Left out, a background thread cleans.
+BY_HAND = {"cleaner.threads": 0, "anchors.auto": 1}
 #: The flights are fed in so many files, one in a micro-batch; followers take as many flights at a time.
 FILES = 24
 ROWS_PER_TRIGGER = 16_000
@@ -86,7 +88,9 @@ def count(spark: SparkSession, root: Path, *, resumed: bool) -> StreamingQuery:
         F.sum("delay_minutes").alias("delay_minutes"),
         F.sum("miles").alias("miles"),
     )
-    sink = ChangelogSink(root / "counters", keys=["kind", "name"], partitions=PARTITIONS, on_reset="restore")
+    sink = ChangelogSink(
+        root / "counters", keys=["kind", "name"], partitions=PARTITIONS, config=BY_HAND, on_reset="restore"
+    )
     return (
         totals.writeStream.queryName("counters")
         .outputMode("update")
@@ -119,7 +123,7 @@ def locate(spark: SparkSession, root: Path) -> StreamingQuery:
         .option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
         .load(str(root / "events"))
     )
-    sink = TaskSink(root / "positions", keep_positions, partitions=PARTITIONS)
+    sink = TaskSink(root / "positions", keep_positions, partitions=PARTITIONS, config=BY_HAND)
     return (
         events.writeStream.queryName("positions")
         .foreachBatch(sink)

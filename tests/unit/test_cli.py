@@ -116,9 +116,15 @@ def test_every_verb_answers_in_json(verb: str, closed: Path, tmp_path: Path) -> 
         assert isinstance(json.loads(done.output), dict)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_path_that_is_no_changelog_is_refused_and_nothing_is_made_there(verb: str, tmp_path: Path) -> None:
-    done = run(*arguments_of(verb, tmp_path / "nowhere", tmp_path))
+@pytest.mark.parametrize(
+    "words",
+    [*([verb, *rest] for verb, rest in VERBS.items()), ["anchor", "--add", "x"], ["config", "--set", "a=1"]],
+)
+def test_a_path_that_is_no_changelog_is_refused_and_nothing_is_made_there(
+    words: list[str], tmp_path: Path
+) -> None:
+    verb, *rest = (word.format(tmp=tmp_path) for word in words)
+    done = run(verb, tmp_path / "nowhere", *rest)
     assert done.exit_code == 2
     assert "error: This is not a changelog." in done.output
     assert list(tmp_path.iterdir()) == []
@@ -315,6 +321,9 @@ def test_the_listed_bytes_are_the_log_for_a_plain_arrow_tool(
 ) -> None:
     root = request.getfixturevalue(name)
     (root / "0" / "00000000000000000099-1-99.arrows").write_bytes(b"never committed")
+    if name == "crashed":
+        for path in root.glob("[01]/*-1-[12].arrows"):
+            path.write_bytes(path.read_bytes() + b"never committed either")
     tables = []
     for file in json_of("ls", root)["files"]:
         data = Path(file["path"]).read_bytes()[: file["bytes"]]

@@ -108,10 +108,12 @@ def test_config_changes_durably_what_was_asked_and_nothing_else(log_path: Path) 
 )
 def test_config_refuses_what_is_no_setting(setting: str, message: str, log_path: Path) -> None:
     identity = (log_path / "changelog.json").read_bytes()
+    journals = sorted((log_path / "manifest").iterdir())
     done = run("config", log_path, "--set", "anchors.auto=9", "--set", setting)
     assert done.exit_code == 2
     assert message in done.output
     assert (log_path / "changelog.json").read_bytes() == identity
+    assert sorted((log_path / "manifest").iterdir()) == journals, "no writer was opened for it"
 
 
 # -- anchors -------------------------------------------------------------------------------------------------
