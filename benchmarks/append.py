@@ -2,7 +2,8 @@
 
     python benchmarks/append.py [--directory DIR] [--runs 7] [--mb 128]
 
-The peer writes as many bytes in 2 MiB chunks to one new file and calls `fdatasync` once. Both rates count file bytes.
+The peer writes as many bytes in 2 MiB chunks to one new file and calls `fdatasync` once. Both rates count
+file bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def sequential_write(directory: Path, size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--mb", type=int, default=128, help="bytes of keys and values per append, in MB")
@@ -72,10 +75,14 @@ def main() -> None:
                     disk.append(sequential_write(directory, size))
             rate, peer = statistics.median(ours), statistics.median(disk)
             print(
-                f"{partitions} partition(s): append {rate / 1e6:.0f} MB/s ({rows / (size / rate) / 1e6:.2f} M records/s), "
+                f"{partitions} partition(s): append {rate / 1e6:.0f} MB/s "
+                f"({rows / (size / rate) / 1e6:.2f} M records/s), "
                 f"disk {peer / 1e6:.0f} MB/s, ratio {rate / peer:.2f}"
             )
-        print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB (table {args.mb} MB)")
+        print(
+            f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB "
+            f"(table {args.mb} MB)"
+        )
     finally:
         shutil.rmtree(directory)
 

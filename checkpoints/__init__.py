@@ -1,6 +1,8 @@
-"""Which bytes count: manifest, recovery, cleaner, snapshots, restore; the `keyfold` command. No Spark in here.
+"""Which bytes count: manifest, recovery, cleaner, snapshots, restore; the `keyfold` command. No Spark in
+here.
 
-`Changelog` is the door: append, read, transactions, compaction. `restore` and `resume` give a job its state back.
+`Changelog` is the door: append, read, transactions, compaction. `restore` and `resume` give a job its state
+back.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ def _now_ms() -> int:
 class Changelog:
     """A changelog that is open, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
 
-    One writer exists per changelog: every `open` to write in one process shares it, another process is refused. A
-    reader, in any process, sees the last durable commit of the moment it was opened until `refresh` or `close`.
+    One writer exists per changelog: every `open` to write in one process shares it, another process is
+    refused. A reader, in any process, sees the last durable commit of the moment it was opened until
+    `refresh` or `close`.
 
     Offsets are per partition, begin at 0 and are dense as written. A record is in partition
     `pmod(xxhash64(key), partitions)` (XXH64 with seed 42, signed, as Spark computes it).
@@ -118,7 +119,7 @@ class Changelog:
             raise
         return cls(root, None, view, lock)
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------
 
     @property
     def identity(self) -> Identity:
@@ -168,15 +169,17 @@ class Changelog:
         last = self.last_commit(app_id)
         return None if last is None else last.batch
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def append(
         self, table: records.Tabular, *, app_id: str = "append", batch_id: int | None = None
     ) -> Commit:
-        """Commit the rows of `table` as one batch, durable when this returns. Delivered again, it adds nothing.
+        """Commit the rows of `table` as one batch, durable when this returns. Delivered again, it adds
+        nothing.
 
         Args:
-            table: columns `key`, `value` (null: a delete), and if wanted `timestamp`, `headers`; in log order.
+            table: columns `key`, `value` (null: a delete), and if wanted `timestamp`, `headers`; in log
+                order.
             app_id: whose batch it is; batch ids are compared within one app.
             batch_id: rises from batch to batch; None takes the next one.
 
@@ -204,10 +207,11 @@ class Changelog:
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
-        """A store over the last values whose reads see its own writes; leaving the block commits them as one batch.
+        """A store over the last values whose reads see its own writes; leaving the block commits them as one
+        batch.
 
-        An exception inside commits nothing. Where the batch was committed before, `applied` is True and what the block
-        writes is dropped: delivering a batch again adds nothing. One transaction is open at a time.
+        An exception inside commits nothing. Where the batch was committed before, `applied` is True and what
+        the block writes is dropped: delivering a batch again adds nothing. One transaction is open at a time.
         """
         host = self._open_host()
         with host.transactions:
@@ -225,14 +229,15 @@ class Changelog:
         """
         return self._open_host().compact()
 
-    # -- anchors ------------------------------------------------------------------------------------------------------
+    # -- anchors -----------------------------------------------------------------------------------
 
     def anchors(self) -> dict[str, Anchor]:
         """Name → the commit whose exact state it keeps restorable; those of `resume` are among them."""
         return dict(self.state.anchors)
 
     def anchor(self, name: str, at: At = None) -> Anchor:
-        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this returns.
+        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this
+        returns.
 
         Args:
             at: the commit, as in `restore`; None for the last one.
@@ -244,10 +249,12 @@ class Changelog:
         return anchoring.add_anchor(self._open_host().writer, name, at)
 
     def drop_anchor(self, name: str) -> Anchor:
-        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has it."""
+        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has
+        it.
+        """
         return anchoring.drop_anchor(self._open_host().writer, name)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @contextmanager
     def pinned(self) -> Iterator[State]:
@@ -264,12 +271,12 @@ class Changelog:
         """Committed records of a partition from `offset` on (default: the log's start), as of this call.
 
         Args:
-            follow: the caller has applied everything below `offset` before and keeps something in step: then it is told
-                if a delete that it has not seen was compacted away.
+            follow: the caller has applied everything below `offset` before and keeps something in step: then
+                it is told if a delete that it has not seen was compacted away.
 
         Yields:
-            Arrow batches with columns offset, timestamp (ms), key, value (null: a delete), headers; offsets ascend, with
-            gaps where the cleaner has folded.
+            Arrow batches with columns offset, timestamp (ms), key, value (null: a delete), headers; offsets
+            ascend, with gaps where the cleaner has folded.
 
         Raises:
             ConfigError: no such partition, or an offset beyond the end.
@@ -286,15 +293,17 @@ class Changelog:
     def get(self, key: bytes) -> bytes | None:
         """The last committed value of a key, None where it has none.
 
-        A writer asks its last-value store, which first catches up with the commit that is current now. A reader looks
-        through the key's partition, newest block first.
+        A writer asks its last-value store, which first catches up with the commit that is current now. A
+        reader looks through the key's partition, newest block first.
         """
         if self._view is None:
             return self._open_host().last_values().get(key)
         return self._scan(key)
 
     def store(self) -> ReadOnlyStore:
-        """The last values, caught up with the commit that is current now: get, get_all, range, prefix, all."""
+        """The last values, caught up with the commit that is current now: get, get_all, range, prefix,
+        all.
+        """
         return self._open_host().last_values()
 
     def refresh(self) -> None:
@@ -320,7 +329,7 @@ class Changelog:
                 return found
         return None
 
-    # -- end ----------------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give up the writer (the last of this process seals the log and gives up the lock) or the view."""
@@ -356,7 +365,9 @@ class Changelog:
 
 
 class _Records(Iterator[pa.RecordBatch]):
-    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is forgotten."""
+    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is
+    forgotten.
+    """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], pinned: ExitStack) -> None:
         self._batches = batches

@@ -1,8 +1,9 @@
 """The cleaner's threads: one small pool for all changelogs that this process has open to write.
 
-A thread takes the filthiest partition (dirty bytes / all bytes, above `min.cleanable.dirty.ratio`, or any whose oldest
-dirty record is older than `max.compaction.lag.ms`), cleans it, and looks again; with nothing to do it sleeps for
-`cleaner.backoff.ms`. A partition whose pass failed is left alone for a while that doubles each time.
+A thread takes the filthiest partition (dirty bytes / all bytes, above `min.cleanable.dirty.ratio`, or any
+whose oldest dirty record is older than `max.compaction.lag.ms`), cleans it, and looks again; with nothing to
+do it sleeps for `cleaner.backoff.ms`. A partition whose pass failed is left alone for a while that doubles
+each time.
 """
 
 from __future__ import annotations
@@ -90,9 +91,13 @@ class Pool:
             self._failures.pop((id(host), number), None)
             if statistics is not None:
                 log.info(
-                    "changelog %s: cleaned partition %d: %d of %d records kept, %.2f s", host.writer.root, number,
-                    statistics.records_kept, statistics.records_read, statistics.seconds,
-                )  # fmt: skip
+                    "changelog %s: cleaned partition %d: %d of %d records kept, %.2f s",
+                    host.writer.root,
+                    number,
+                    statistics.records_kept,
+                    statistics.records_read,
+                    statistics.seconds,
+                )
             return statistics is not None
         except Aborted:
             return False
@@ -108,7 +113,11 @@ class Pool:
         wait = min(2 * before.wait_seconds, _RETRY_SECONDS_MAX) if before else backoff
         self._failures[id(host), number] = _Failure(time.monotonic() + wait, wait)
         log.error(
-            "changelog %s: cleaning partition %d failed, tried again in %.0f s: %s", host.writer.root, number, wait, error
+            "changelog %s: cleaning partition %d failed, tried again in %.0f s: %s",
+            host.writer.root,
+            number,
+            wait,
+            error,
         )
 
     def _filthiest(self, host: Host) -> int | None:

@@ -1,8 +1,9 @@
-"""One cleaner pass over one partition: which segments, what becomes of them, and the one manifest line that swaps them.
+"""One cleaner pass over one partition: which segments, what becomes of them, and the one manifest line that
+swaps them.
 
-What a record must be to be dropped is decided in `fold`, without files. Here is the rest: the section that may be
-cleaned, the files, and the publication. Nothing of a pass exists until its line is in the manifest, so a pass that is
-aborted or dies at any point leaves no trace but files that nobody names.
+What a record must be to be dropped is decided in `fold`, without files. Here is the rest: the section that
+may be cleaned, the files, and the publication. Nothing of a pass exists until its line is in the manifest, so
+a pass that is aborted or dies at any point leaves no trace but files that nobody names.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class Aborted(Exception):
 
 @dataclass(frozen=True)
 class Section:
-    """What a pass may touch: `segments` cover [start, end); below `first_dirty` keys are unique between `anchors`.
+    """What a pass may touch: `segments` cover [start, end); below `first_dirty` keys are unique between
+    `anchors`.
 
-    `first_dirty` is `clean_end`, or lower where an anchor is gone that kept older records in the clean section, and no
-    pass has come through it since.
+    `first_dirty` is `clean_end`, or lower where an anchor is gone that kept older records in the clean
+    section, and no pass has come through it since.
     """
 
     segments: tuple[Segment, ...]
@@ -74,7 +76,9 @@ class Section:
 
 
 def section_of(writer: Writer, state: State, number: int) -> Section:
-    """The cleanable section of a partition: everything below the active segment and `min.compaction.lag.ms`."""
+    """The cleanable section of a partition: everything below the active segment and
+    `min.compaction.lag.ms`.
+    """
     config = writer.identity.config
     p = state.partitions[number]
     now = writer.clock_ms()
@@ -101,7 +105,9 @@ def section_of(writer: Writer, state: State, number: int) -> Section:
 
 
 def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
-    """The offsets of a partition at which the state must stay exact: named anchors, and the last `auto` commits."""
+    """The offsets of a partition at which the state must stay exact: named anchors, and the last `auto`
+    commits.
+    """
     found = {a.ends[number] for a in state.anchors.values()}
     if auto:
         found |= {c.ends[number] for c in state.commits[-auto:]}
@@ -158,9 +164,15 @@ def clean_partition(
             raise
     writer.garbage.collect()
     return PassStatistics(
-        number, counts.records_read, counts.records_kept, sum(s.size for s in taken), sum(s.size for s in added),
-        counts.tombstones_dropped, offset_map.utilisation, time.monotonic() - began,
-    )  # fmt: skip
+        number,
+        counts.records_read,
+        counts.records_kept,
+        sum(s.size for s in taken),
+        sum(s.size for s in added),
+        counts.tombstones_dropped,
+        offset_map.utilisation,
+        time.monotonic() - began,
+    )
 
 
 def _check_room(writer: Writer, section: Section) -> None:
@@ -193,7 +205,9 @@ def _write(
     kept: Iterator[pa.RecordBatch],
     made: list[SegmentWriter],
 ) -> list[Segment]:
-    """The kept records as sealed segments of up to `segment.bytes`, which together cover what the taken ones covered."""
+    """The kept records as sealed segments of up to `segment.bytes`, which together cover what the taken ones
+    covered.
+    """
     config = writer.identity.config
     base, end = taken[0].base, taken[-1].next
     sealed: list[Segment] = []
@@ -216,7 +230,9 @@ def _write(
 
 
 def _blocks(kept: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of about a block's size: what is left of several small or thinned-out blocks is put together."""
+    """Batches of about a block's size: what is left of several small or thinned-out blocks is put
+    together.
+    """
     waiting: list[pa.RecordBatch] = []
     size = rows = 0
     for batch in kept:
@@ -288,7 +304,9 @@ def _publish(
 def _after(
     before: PartitionState, section: Section, end: int, counts: FoldCounts, time_ms: int
 ) -> PartitionState:
-    """Progress, the dates of tombstones, the anchors that are inside the clean section, the highest lost tombstone."""
+    """Progress, the dates of tombstones, the anchors that are inside the clean section, the highest lost
+    tombstone.
+    """
     clean_end = max(before.clean_end, end)
     passes = [x for x in before.passes if x.clean_end > section.tombstones_below]
     if section.tombstones_below:

@@ -1,4 +1,6 @@
-"""Configuration of a changelog: Kafka's names and meanings, checked when they are set, kept in `changelog.json`."""
+"""Configuration of a changelog: Kafka's names and meanings, checked when they are set, kept in
+`changelog.json`.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,9 @@ class LogConfig:
     """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is taken too.
 
     Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
-    `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned) and our own: `anchors.auto`, how many of
-    the last commits stay restorable, and `store.backlog.bytes`, how far last values may lag before writers wait.
+    `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned) and our own: `anchors.auto`, how
+    many of the last commits stay restorable, and `store.backlog.bytes`, how far last values may lag before
+    writers wait.
     """
 
     cleanup_policy: str = _option("cleanup.policy", "compact", _policy)
@@ -146,7 +149,9 @@ class LogConfig:
     def changed(self) -> dict[str, object]:
         """The settings that differ from the defaults, by their Kafka names."""
         return {
-            f.metadata["name"]: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default
+            f.metadata["name"]: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
         }
 
     def named(self) -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""One writer per changelog and process, shared by all who open it, with what works behind it: last values, cleaner."""
+"""One writer per changelog and process, shared by all who open it, with what works behind it: last values,
+cleaner.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,12 @@ class Host:
         policy = self.writer.identity.config.cleanup_policy
         if "compact" not in policy:
             raise ConfigError(
-                "This changelog keeps every change.", path=self.writer.root, expected="a cleanup.policy with compact",
-                found=policy, remedy="set cleanup.policy to compact if only last values should stay",
-            )  # fmt: skip
+                "This changelog keeps every change.",
+                path=self.writer.root,
+                expected="a cleanup.policy with compact",
+                found=policy,
+                remedy="set cleanup.policy to compact if only last values should stay",
+            )
         done = []
         with self.cleaning:
             self.writer.seal_active()
@@ -86,7 +91,9 @@ class Host:
                 writer.replace_identity(identity, lambda: write_identity(writer.files, writer.root, identity))
 
     def set_columns(self, columns: Columns) -> None:
-        """Take added columns into `changelog.json`. The caller has checked that they fit (`Columns.accepts`)."""
+        """Take added columns into `changelog.json`. The caller has checked that they fit
+        (`Columns.accepts`).
+        """
         writer = self.writer
         with writer.exclusive:
             if columns != writer.identity.columns:
@@ -108,7 +115,8 @@ def acquire(
 ) -> Host:
     """This process's writer of the changelog at `root`; opened, and created, where it is not open yet.
 
-    A fenced writer is not handed out again: it is closed, and the changelog opened anew, which goes through recovery.
+    A fenced writer is not handed out again: it is closed, and the changelog opened anew, which goes through
+    recovery.
     """
     with _hosts_lock:
         real = root.resolve()

@@ -1,7 +1,8 @@
-"""`changelog.json`: what a changelog is. Made once; only settings and added columns change later, by the writer.
+"""`changelog.json`: what a changelog is. Made once; only settings and added columns change later, by the
+writer.
 
-It is the last file that creating a changelog writes, so a directory without it is no changelog. A CRC32C over all
-other fields guards it: a wrong number of partitions would send every key to the wrong place.
+It is the last file that creating a changelog writes, so a directory without it is no changelog. A CRC32C over
+all other fields guards it: a wrong number of partitions would send every key to the wrong place.
 """
 
 from __future__ import annotations

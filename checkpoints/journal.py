@@ -1,11 +1,11 @@
-"""Journals: the manifest's files. One per epoch, lines with their checksum, and beside it a head.
+r"""Journals: the manifest's files. One per epoch, lines with their checksum, and beside it a head.
 
 A line is the CRC32C of the JSON behind it, as eight hexadecimal digits, a space, the JSON, a newline:
 
     1f0a77c2 {"n":7,"t":"commit","commit":3,…}
 
-The head says how much of the journal is durable. It has two slots of 64 bytes, written in turn, so that a torn write
-leaves the other one; the valid slot with the larger length counts:
+The head says how much of the journal is durable. It has two slots of 64 bytes, written in turn, so that a
+torn write leaves the other one; the valid slot with the larger length counts:
 
     0                    20 21                   41 42       50 51       59  60      64
     | journal bytes, 20 d. |_| line number n, 20 d. |_| crc, 8 hex |_| slot crc |\n| spaces |
@@ -83,7 +83,9 @@ def decode_line(raw: bytes) -> Line | None:
 
 
 class JournalWriter:
-    """Appends lines to the journal of one epoch. `append` is durable when it returns; `publish` lets readers see it."""
+    """Appends lines to the journal of one epoch. `append` is durable when it returns; `publish` lets readers
+    see it.
+    """
 
     def __init__(self, files: Files, root: Path, epoch: int) -> None:
         """Claim `epoch`. Raises `FileExistsError` where somebody else did."""
@@ -100,7 +102,9 @@ class JournalWriter:
         return self._journal.position
 
     def append(self, line: Line) -> None:
-        """Write one line and sync it. The caller never retries: after an error the journal's end is unknown."""
+        """Write one line and sync it. The caller never retries: after an error the journal's end is
+        unknown.
+        """
         raw = encode_line(line)
         self._files.append(self._journal, [raw])
         self._files.sync(self._journal)
@@ -140,7 +144,8 @@ class Loaded:
 def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head | None) -> Loaded | None:
     """For recovery: everything valid in a journal, cut at a torn last line.
 
-    None where the journal's checkpoint never became whole and nothing says that it was durable: an opening that died.
+    None where the journal's checkpoint never became whole and nothing says that it was durable: an opening
+    that died.
 
     Raises:
         Damaged: the journal is shorter than its head says, or a damaged line is followed by a sound one.
@@ -167,7 +172,9 @@ def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head
 
 
 def read_durable(files: Files, root: Path, epoch: int, identity: str, head: Head) -> Loaded:
-    """For readers: the journal up to its head and not a byte further. Raises `Damaged`, `FileNotFoundError`."""
+    """For readers: the journal up to its head and not a byte further. Raises `Damaged`,
+    `FileNotFoundError`.
+    """
     path = names.journal(root, epoch)
     data = files.read(path, 0, head.length)
     if len(data) < head.length or crc32c(data) != head.crc:
@@ -195,7 +202,9 @@ def read_further(files: Files, root: Path, epoch: int, identity: str, head: Head
 
 
 def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Loaded | None:
-    """Apply the sound lines of `data`, which begins behind `before`; None without a sound checkpoint at the start."""
+    """Apply the sound lines of `data`, which begins behind `before`; None without a sound checkpoint at the
+    start.
+    """
     state = before.state if before else None
     start = before.length if before else 0
     position = 0
@@ -234,6 +243,10 @@ def _first(line: Line, path: Path, identity: str) -> State:
 
 def _damaged_line(path: Path, position: int) -> Damaged:
     return Damaged(
-        "A manifest line is damaged, and sound lines stand behind it.", path=path, position=f"byte {position}",
-        expected="a line with the CRC32C it begins with", found="a line with another CRC32C", remedy=_REMEDY,
-    )  # fmt: skip
+        "A manifest line is damaged, and sound lines stand behind it.",
+        path=path,
+        position=f"byte {position}",
+        expected="a line with the CRC32C it begins with",
+        found="a line with another CRC32C",
+        remedy=_REMEDY,
+    )

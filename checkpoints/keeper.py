@@ -1,7 +1,8 @@
 """Keeps the last-value stores of a changelog up with its log, behind the commits and off their path.
 
-The backlog is not held in memory: what a store lacks is read back from the log, folded, and applied in steps of
-bounded bytes. The log is the truth; a store that is missing, stale, damaged or ahead of the log is built anew.
+The backlog is not held in memory: what a store lacks is read back from the log, folded, and applied in steps
+of bounded bytes. The log is the truth; a store that is missing, stale, damaged or ahead of the log is built
+anew.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ _REBUILDS_MAX: Final = 3
 
 
 class Keeper:
-    """The last values of all partitions. One thread applies; `current` waits until it has reached the present commit.
+    """The last values of all partitions. One thread applies; `current` waits until it has reached the present
+    commit.
 
-    Without a `compact` policy nobody is expected to ask for last values, so they are only followed once somebody does.
+    Without a `compact` policy nobody is expected to ask for last values, so they are only followed once
+    somebody does.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -60,7 +63,7 @@ class Keeper:
         if self._eager and any(writer.state.ends):
             self._notice(writer.state)
 
-    # -- for readers --------------------------------------------------------------------------------------------------
+    # -- for readers -------------------------------------------------------------------------------
 
     def current(self) -> ReadOnlyStore:
         """The last values as of the commit that is current at this call, or a later one.
@@ -80,7 +83,9 @@ class Keeper:
                     failure, self._failure = self._failure, None
                     raise failure
                 if self._stop:
-                    raise WriterFenced("The changelog was closed.", path=self._writer.root, remedy="open it again")
+                    raise WriterFenced(
+                        "The changelog was closed.", path=self._writer.root, remedy="open it again"
+                    )
                 self._changed.wait(1.0)
                 self._start()
             stores = [s for s in self._stores if s is not None]
@@ -117,7 +122,7 @@ class Keeper:
                     store.close()
                 self._stores[i] = None
 
-    # -- the thread ---------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _notice(self, state: State) -> None:
         if self._eager and not self._stop:
@@ -173,11 +178,13 @@ class Keeper:
         )
 
     def _must_rebuild(self, number: int, store: LastValues, p: PartitionState) -> bool:
-        """Ahead of the log, or possibly blind to a delete whose tombstone is gone, or to keys that retention dropped."""
+        """Ahead of the log, or possibly blind to a delete whose tombstone is gone, or to keys that retention
+        dropped.
+        """
         if store.applied > p.end:
             return True
-        missed_delete = (
-            p.dropped_tombstone > self._dropped_seen[number] and reading.misses_delete(p, store.applied)
+        missed_delete = p.dropped_tombstone > self._dropped_seen[number] and reading.misses_delete(
+            p, store.applied
         )
         return missed_delete or (store.applied > self._started_at[number] < p.start)
 
@@ -188,7 +195,9 @@ class Keeper:
                 self._apply(state, number)
                 return
             except StoreUnusable as e:
-                log.warning("changelog %s: last values of partition %d are rebuilt: %s", self._writer.root, number, e)
+                log.warning(
+                    "changelog %s: last values of partition %d are rebuilt: %s", self._writer.root, number, e
+                )
                 self._discard(number)
                 if attempt == _REBUILDS_MAX:
                     raise StorageFailed(
@@ -271,4 +280,3 @@ def _folded(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
     table = pa.Table.from_batches(batches, schema=RECORD_SCHEMA)
     return last_per_key(table.combine_chunks().to_batches()[0])
-

@@ -1,8 +1,10 @@
-"""Opening a changelog: to write (claim an epoch, recover, check-point), to read (the newest durable view), to create it.
+"""Opening a changelog: to write (claim an epoch, recover, check-point), to read (the newest durable view), to
+create it.
 
-Opening to write, in this order: the lock; the claim (a journal made with `O_EXCL`); the older journal; what is accepted
-of it, as a checkpoint at the head of the own journal, synced; only then is anything deleted or acknowledged. Files of
-an older epoch are never appended to nor cut, because their writer may still be running.
+Opening to write, in this order: the lock; the claim (a journal made with `O_EXCL`); the older journal; what
+is accepted of it, as a checkpoint at the head of the own journal, synced; only then is anything deleted or
+acknowledged. Files of an older epoch are never appended to nor cut, because their writer may still be
+running.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Creation:
 def open_writer(
     files: Files, root: Path, creation: Creation | None, clock_ms: Callable[[], int], *, steal: bool
 ) -> Writer:
-    """The writer of the changelog at `root`, which is created first where `creation` is given and none is there.
+    """The writer of the changelog at `root`, which is created first where `creation` is given and none is
+    there.
 
     Raises:
         NotAChangelog, FormatTooNew, Damaged: see there; nothing was changed.
@@ -102,9 +105,12 @@ def check_creatable(files: Files, root: Path) -> None:
             return
         found = f"a directory with {len(foreign)} other entries, such as {foreign[0]!r}"
     raise NotAChangelog(
-        "A changelog cannot be created here.", path=root, expected="an empty or missing directory", found=found,
+        "A changelog cannot be created here.",
+        path=root,
+        expected="an empty or missing directory",
+        found=found,
         remedy=f"choose another path, or put {names.IDENTITY} back if this was a changelog",
-    )  # fmt: skip
+    )
 
 
 def _take_lock(files: Files, root: Path, steal: bool) -> OpenFile:
@@ -225,9 +231,8 @@ def _unnamed(files: Files, root: Path, state: State) -> list[Path]:
             made = names.segment_epoch(name)
             if made is not None and made < state.epoch and name not in named:
                 found.append(directory / name)
-    for name in files.list_directory(root / names.WORK):
-        if name.isdigit() and int(name) < state.epoch:
-            found.append(root / names.WORK / name)
+    work = files.list_directory(root / names.WORK)
+    found += [root / names.WORK / n for n in work if n.isdigit() and int(n) < state.epoch]
     return found
 
 

@@ -39,16 +39,22 @@ def read_partition(
     to = p.end if to is None else min(to, p.end)
     if offset < p.start:
         raise CompactedAway(
-            "The log begins later than that.", path=names.partition(root, partition),
-            position=f"partition {partition}, offset {offset}", expected=f"an offset from {p.start} to {p.end}",
-            found=offset, remedy=f"read from {p.start}; what was before is deleted by retention",
-        )  # fmt: skip
+            "The log begins later than that.",
+            path=names.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset from {p.start} to {p.end}",
+            found=offset,
+            remedy=f"read from {p.start}; what was before is deleted by retention",
+        )
     if offset > p.end:
         raise ConfigError(
-            "The log ends before that offset.", path=names.partition(root, partition),
-            position=f"partition {partition}, offset {offset}", expected=f"an offset from {p.start} to {p.end}",
-            found=offset, remedy="read from an offset that exists, or wait until it is committed",
-        )  # fmt: skip
+            "The log ends before that offset.",
+            path=names.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset from {p.start} to {p.end}",
+            found=offset,
+            remedy="read from an offset that exists, or wait until it is committed",
+        )
     return read_segments(files, names.partition(root, partition), p.segments, offset, to)
 
 
@@ -74,9 +80,11 @@ def check_following(state: State, root: Path, partition: int, offset: int) -> No
     p = partition_state(state, root, partition)
     if misses_delete(p, offset):
         raise CompactedAway(
-            "A delete behind this position was compacted away.", path=names.partition(root, partition),
+            "A delete behind this position was compacted away.",
+            path=names.partition(root, partition),
             position=f"partition {partition}, offset {offset}",
-            expected=f"an offset above {p.dropped_tombstone}, the last delete that was dropped", found=offset,
-            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms leaves "
-            "more time",
-        )  # fmt: skip
+            expected=f"an offset above {p.dropped_tombstone}, the last delete that was dropped",
+            found=offset,
+            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
+            "leaves more time",
+        )

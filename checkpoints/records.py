@@ -1,4 +1,6 @@
-"""Records on their way in: a user's Arrow table, checked and brought to the log's columns, as blocks per partition."""
+"""Records on their way in: a user's Arrow table, checked and brought to the log's columns, as blocks per
+partition.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,12 @@ _INT32_MAX: Final = (1 << 31) - 1
 
 
 def checked(table: Tabular, now_ms: int) -> list[pa.RecordBatch]:
-    """The table's rows with columns key, value, timestamp, headers, in order; a missing timestamp is `now_ms`.
+    """The table's rows with columns key, value, timestamp, headers, in order; a missing timestamp is
+    `now_ms`.
 
     Args:
-        table: `key` and `value` as binary or string (large or not), optionally `timestamp` (a timestamp, or int64 ms)
-            and `headers` (list of struct of key and value).
+        table: `key` and `value` as binary or string (large or not), optionally `timestamp` (a timestamp, or
+            int64 ms) and `headers` (list of struct of key and value).
 
     Raises:
         BadRecord: a missing or unknown column, a wrong type, or a null key (its row is named).
@@ -88,7 +91,7 @@ def digest(batches: Iterable[pa.RecordBatch]) -> str:
             lengths = np.diff(offsets)
             if column.null_count:
                 lengths[pc.is_null(column).to_numpy(zero_copy_only=False)] = -1
-            hashes[2 * i].update(lengths)
+            hashes[2 * i].update(lengths.data)
             hashes[2 * i + 1].update(data)
     return xxhash.xxh3_128(b"".join(h.digest() for h in hashes)).hexdigest()
 
@@ -111,7 +114,11 @@ def partitioned(
         rows: list[list[npt.NDArray[np.intp] | None]] = [[None] for _ in batches]
     else:
         rows = list(pool.map(lambda batch: _rows_by_partition(batch, partitions), batches))
-    touched = [p for p in range(partitions) if any(_some(batch, r[p]) for batch, r in zip(batches, rows, strict=True))]
+    touched = [
+        p
+        for p in range(partitions)
+        if any(_some(batch, r[p]) for batch, r in zip(batches, rows, strict=True))
+    ]
     return {p: _blocks(batches, [r[p] for r in rows], compression) for p in touched}
 
 
@@ -143,7 +150,9 @@ def _blocks(
 
 
 def place(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-    """Records from rows with key, value, timestamp and headers: their offsets are `offset`, `offset` + 1, …"""
+    """Records from rows with key, value, timestamp and headers: their offsets are `offset`, `offset` + 1,
+    …
+    """
     offsets = np.arange(offset, offset + unplaced.num_rows, dtype=np.int64)
     key, value, timestamp, headers = (unplaced.column(name) for name in _COLUMNS)
     return record_batch(offsets, timestamp, key, value, headers)
@@ -164,9 +173,11 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
         or pa.types.is_fixed_size_binary(kind)
     ):
         raise BadRecord(
-            f"The column {name!r} has a type that records cannot hold.", expected="binary or string",
-            found=str(kind), remedy="encode it to bytes, or write it with ChangelogSink, which encodes columns",
-        )  # fmt: skip
+            f"The column {name!r} has a type that records cannot hold.",
+            expected="binary or string",
+            found=str(kind),
+            remedy="encode it to bytes, or write it with ChangelogSink, which encodes columns",
+        )
     if column.nbytes > _INT32_MAX and binary_too_large(column):
         raise BadRecord(
             f"The column {name!r} of one slice is too large.", expected=f"at most {VALUE_BYTES_MAX} bytes",

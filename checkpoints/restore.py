@@ -1,4 +1,6 @@
-"""`restore`: the state of a changelog as of a commit, exactly: compacted section plus tail, folded to the last values."""
+"""`restore`: the state of a changelog as of a commit, exactly: compacted section plus tail, folded to the
+last values.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
-#: A point in a changelog's life: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, or a time.
+#: A point in a changelog's life: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, or a
+#: time.
 At: TypeAlias = "int | tuple[str, int] | str | datetime.datetime | None"
 
 
@@ -45,13 +48,14 @@ def restore(
     progress: bool = False,
     files: Files = LOCAL,
 ) -> RestoredState:
-    """The state of the changelog at `path`, as of `at`; nothing is read before one of its `to_…` methods is called.
+    """The state of the changelog at `path`, as of `at`; nothing is read before one of its `to_…` methods is
+    called.
 
     The files of the view stay until the result is closed or forgotten. A writer may go on meanwhile.
 
     Args:
-        at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it; without a
-            time zone: UTC), or None for the last commit.
+        at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
+            without a time zone: UTC), or None for the last commit.
         partitions: only these.
         progress: show a bar while reading.
 
@@ -84,18 +88,25 @@ def ends_at(state: State, root: Path, at: At) -> tuple[int, ...]:
         anchor = state.anchors.get(at)
         if anchor is None:
             raise ConfigError(
-                "There is no such anchor.", path=root, expected=", ".join(sorted(state.anchors)) or "no anchor is set",
-                found=repr(at), remedy="name one that exists",
-            )  # fmt: skip
+                "There is no such anchor.",
+                path=root,
+                expected=", ".join(sorted(state.anchors)) or "no anchor is set",
+                found=repr(at),
+                remedy="name one that exists",
+            )
         return anchor.ends
     commit = commit_at(state, root, at)
-    if not state.restorable(commit.ends) and not any(a.commit == commit.number for a in state.anchors.values()):
+    if not state.restorable(commit.ends) and not any(
+        a.commit == commit.number for a in state.anchors.values()
+    ):
         raise _compacted_away(state, root, f"commit {commit.number}")
     return commit.ends
 
 
 def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.datetime) -> Commit:
-    """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it never was."""
+    """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it
+    never was.
+    """
     if isinstance(at, datetime.datetime):
         moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
         limit = moment.timestamp() * 1000
@@ -111,25 +122,33 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
             return match[-1]
         if last is None or batch > last.batch:
             raise ConfigError(
-                "There is no such batch.", path=root, position=f"app {app!r}, batch {batch}",
-                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, and a batch it has committed",
-                found="no commit of it", remedy="correct `at=`",
-            )  # fmt: skip
+                "There is no such batch.",
+                path=root,
+                position=f"app {app!r}, batch {batch}",
+                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, a batch it has committed",
+                found="no commit of it",
+                remedy="correct `at=`",
+            )
         raise _compacted_away(state, root, f"batch {batch} of app {app!r}")
     if isinstance(at, bool) or not isinstance(at, int):
         raise ConfigError(
-            "`at` is no point in a changelog's life.", path=root,
-            expected="a commit number, (app_id, batch_id), an anchor's name, a datetime or None", found=type(at).__name__,
+            "`at` is no point in a changelog's life.",
+            path=root,
+            expected="a commit number, (app_id, batch_id), an anchor's name, a datetime or None",
+            found=type(at).__name__,
             remedy="correct `at=`",
-        )  # fmt: skip
+        )
     for commit in state.commits:
         if commit.number == at:
             return commit
     if not 1 <= at < state.next_commit:
         raise ConfigError(
-            "There is no such commit.", path=root, expected=f"a number from 1 to {state.next_commit - 1}", found=at,
+            "There is no such commit.",
+            path=root,
+            expected=f"a number from 1 to {state.next_commit - 1}",
+            found=at,
             remedy="correct `at=`",
-        )  # fmt: skip
+        )
     raise _compacted_away(state, root, f"commit {at}")
 
 
@@ -139,9 +158,13 @@ def _compacted_away(state: State, root: Path, what: str) -> CompactedAway:
     if state.anchors:
         nearest += ", anchors " + ", ".join(sorted(state.anchors))
     return CompactedAway(
-        "The exact state at that point was folded away.", path=root, position=what, expected=nearest, found=what,
+        "The exact state at that point was folded away.",
+        path=root,
+        position=what,
+        expected=nearest,
+        found=what,
         remedy="restore at one of those; set an anchor before compaction to keep a point",
-    )  # fmt: skip
+    )
 
 
 def state_batches(
@@ -162,7 +185,8 @@ def unique_below_of(p: PartitionState) -> int:
 
 
 class RestoredState:
-    """The state of a changelog as of one commit. A context manager; closing it lets the cleaner delete its files.
+    """The state of a changelog as of one commit. A context manager; closing it lets the cleaner delete its
+    files.
 
     A changelog with typed columns gives them back as they were written, others give `key` and `value` bytes.
     """
@@ -201,7 +225,9 @@ class RestoredState:
         self.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value, headers."""
+        """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value,
+        headers.
+        """
         with self._bar() as advance:
             for number in self.partitions:
                 yield from self._partition(number)
@@ -220,7 +246,9 @@ class RestoredState:
         return self.to_arrow().to_pandas()
 
     def to_dict(self) -> dict[Any, Any]:
-        """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column → value."""
+        """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column →
+        value.
+        """
         if self.columns is None:
             table = self.to_arrow()
             return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
@@ -240,7 +268,9 @@ class RestoredState:
         return reader.load(str(self.path.resolve()))
 
     def to_store(self, path: str | Path) -> PartitionedStore:
-        """A new RocksDB store of the state in the directory `path`, open: get, get_all, range, prefix, all, close."""
+        """A new RocksDB store of the state in the directory `path`, open: get, get_all, range, prefix, all,
+        close.
+        """
         target = Path(path)
         if self._files.list_directory(target):
             raise ConfigError(
@@ -286,9 +316,13 @@ class _Bar:
 
     def __init__(self, total: int, shown: bool) -> None:
         self._progress = Progress(
-            TextColumn("restoring"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions"), TimeRemainingColumn(),
+            TextColumn("restoring"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("partitions"),
+            TimeRemainingColumn(),
             disable=not shown,
-        )  # fmt: skip
+        )
         self._total = total
 
     def __enter__(self) -> Any:

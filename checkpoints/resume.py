@@ -1,4 +1,6 @@
-"""`resume`: the state of a job's last commit, and the position of its source at that commit, to start it again."""
+"""`resume`: the state of a job's last commit, and the position of its source at that commit, to start it
+again.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from keyfold.statestore.files import LOCAL, Files
 def resume(path: str | Path, app_id: str, *, files: Files = LOCAL) -> Resumed:
     """What a job with a lost checkpoint starts again from: state and source position of its last commit.
 
-    The commit is pinned by an anchor until the new query's first batch is safely in, so that a second crash meanwhile
-    finds the same state. The sink of the new query says `on_reset="restore"`.
+    The commit is pinned by an anchor until the new query's first batch is safely in, so that a second crash
+    meanwhile finds the same state. The sink of the new query says `on_reset="restore"`.
 
     Raises:
         NotAChangelog: there is none at `path`.
@@ -35,14 +37,22 @@ def resume(path: str | Path, app_id: str, *, files: Files = LOCAL) -> Resumed:
             last = writer.state.apps.get(app_id)
             if last is None:
                 raise NotResumable(
-                    f"The app {app_id!r} has committed nothing here.", path=path,
-                    expected=f"one of {', '.join(sorted(writer.state.apps)) or '(no app has)'}", found=repr(app_id),
+                    f"The app {app_id!r} has committed nothing here.",
+                    path=path,
+                    expected=f"one of {', '.join(sorted(writer.state.apps)) or '(no app has)'}",
+                    found=repr(app_id),
                     remedy="correct app_id, or start the query without resuming",
-                )  # fmt: skip
+                )
             anchor = writer.state.anchors.get(name)
             if anchor is None or anchor.commit != last.number:
                 writer.write_line(
-                    {"t": "anchor", "name": name, "commit": last.number, "ends": list(last.ends), "app": app_id}
+                    {
+                        "t": "anchor",
+                        "name": name,
+                        "commit": last.number,
+                        "ends": list(last.ends),
+                        "app": app_id,
+                    }
                 )
     return Resumed(restore(path, at=name, files=files), last, Path(path))
 
@@ -82,13 +92,14 @@ class Resumed:
             if len(found) != 1:
                 reasons = [str(p) for p in positions if not isinstance(p, dict)]
                 raise NotResumable(
-                    f"Commit {self.commit.number} does not have exactly one source that can be resumed.", path=self.path,
+                    f"Commit {self.commit.number} does not have exactly one source that can be resumed.",
+                    path=self.path,
                     expected="one Kafka or keyfold source",
                     found="; ".join(reasons) if not found else f"{len(found)}: sources {found}",
-                    remedy="read again from where you choose with on_reset=\"append\""
+                    remedy='read again from where you choose with on_reset="append"'
                     if not found
                     else "say which: options(source=…)",
-                )  # fmt: skip
+                )
             source = found[0]
         options = positions[source] if 0 <= source < len(positions) else "there is no such source"
         if isinstance(options, dict):

@@ -1,4 +1,6 @@
-"""Retention by time and size (`cleanup.policy=delete`): whole segments go from the start of the log, oldest first."""
+"""Retention by time and size (`cleanup.policy=delete`): whole segments go from the start of the log, oldest
+first.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from keyfold.statestore.segment import Segment
 def apply_retention(writer: Writer) -> int:
     """Drop the segments that `retention.ms` and `retention.bytes` no longer keep; returns how many.
 
-    As in Kafka: a segment goes when its newest record is older than `retention.ms`, or when the log without it is still
-    at least `retention.bytes` long; the active segment stays.
+    As in Kafka: a segment goes when its newest record is older than `retention.ms`, or when the log without
+    it is still at least `retention.bytes` long; the active segment stays.
     """
     config = writer.identity.config
     if "delete" not in config.cleanup_policy or (config.retention_ms < 0 and config.retention_bytes < 0):

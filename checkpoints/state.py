@@ -21,7 +21,8 @@ from keyfold.statestore.segment import Mark, Segment
 
 Line: TypeAlias = dict[str, Any]
 
-#: More marks than this on one segment are thinned out: every second one goes, which makes checked ranges longer.
+#: More marks than this on one segment are thinned out: every second one goes, which makes checked ranges
+#: longer.
 _MARKS_MAX = 512
 
 
@@ -41,8 +42,8 @@ class PartitionState:
         segments: in offset order; the last may be active.
         start, end: log start offset, and one past the last committed record.
         clean_end: records below were folded by the cleaner (Kafka: first dirty offset).
-        unique_end: below, no key occurs twice between two anchors; less than `clean_end` only while passes go over the
-            clean section again because an anchor inside it is gone.
+        unique_end: below, no key occurs twice between two anchors; less than `clean_end` only while passes go
+            over the clean section again because an anchor inside it is gone.
         passes: for tombstones' delete horizons, ascending.
         splits: anchor offsets that kept older records of a key inside the clean section.
         dropped_tombstone: highest offset of a tombstone that is gone, -1 for none.
@@ -70,7 +71,9 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One micro-batch. `ends` holds every partition's end offset behind it; `source` the position it was read up to."""
+    """One micro-batch. `ends` holds every partition's end offset behind it; `source` the position it was read
+    up to.
+    """
 
     number: int
     time_ms: int
@@ -117,7 +120,9 @@ class State:
         return {s.name for s in self.partitions[partition].segments}
 
     def restorable(self, ends: tuple[int, ...]) -> bool:
-        """Whether the fold up to these offsets can still be computed exactly: nothing between was folded away."""
+        """Whether the fold up to these offsets can still be computed exactly: nothing between was folded
+        away.
+        """
         return all(
             end >= p.clean_end or end <= p.start or end in p.splits
             for end, p in zip(ends, self.partitions, strict=True)
@@ -128,11 +133,13 @@ def empty(partitions: int, epoch: int, n: int = 0) -> State:
     return State(n, epoch, tuple(PartitionState() for _ in range(partitions)))
 
 
-# -- one line -------------------------------------------------------------------------------------------------------
+# -- one line --------------------------------------------------------------------------------------
 
 
 def apply(state: State, line: Line) -> State:
-    """The state behind one more line. Raises `KeyError`, `ValueError` or `TypeError` where the line makes no sense."""
+    """The state behind one more line. Raises `KeyError`, `ValueError` or `TypeError` where the line makes no
+    sense.
+    """
     if line["n"] != state.n + 1:
         raise ValueError(f"line {state.n + 1} was expected, this is line {line['n']}")
     return _APPLY[line["t"]](replace(state, n=line["n"]), line)
@@ -249,7 +256,7 @@ def pruned(state: State) -> State:
     return replace(state, commits=kept)
 
 
-# -- the whole state as a line, and back ----------------------------------------------------------------------------
+# -- the whole state as a line, and back -----------------------------------------------------------
 
 
 def checkpoint(state: State, epoch: int, identity: str) -> Line:

@@ -1,11 +1,12 @@
 """Views of readers: who may still need a file that the cleaner has replaced.
 
-A reader takes the lock on `readers/<id>.view`, then loads the manifest, then writes the number of the line it saw into
-that file. Whoever deletes publishes first and then looks: a file replaced at line n stays while a living reader has not
-written a number, or one below n. A lock ends with its process, so a dead reader holds nothing back.
+A reader takes the lock on `readers/<id>.view`, then loads the manifest, then writes the number of the line it
+saw into that file. Whoever deletes publishes first and then looks: a file replaced at line n stays while a
+living reader has not written a number, or one below n. A lock ends with its process, so a dead reader holds
+nothing back.
 
-Where plan and read happen in different processes (Spark), no lock can span them: a lease `readers/<id>.lease` holds the
-line number and a time until which it is good.
+Where plan and read happen in different processes (Spark), no lock can span them: a lease `readers/<id>.lease`
+holds the line number and a time until which it is good.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class ViewLock:
         try:
             self._file = files.lock(path)
         except OSError as e:
-            # On a read-only medium nobody deletes anything; without permission the lease-less view may expire.
+            # On a read-only medium nobody deletes anything; without permission the lease-less view may
+            # expire.
             if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSPC):
                 raise
 
@@ -83,7 +85,8 @@ def drop_lease(files: Files, root: Path, lease: str) -> None:
 
 
 def oldest_view(files: Files, root: Path, now_ms: int) -> int | None:
-    """The lowest manifest line that a living reader may still hold to; None without readers, -1 while one is loading.
+    """The lowest manifest line that a living reader may still hold to; None without readers, -1 while one is
+    loading.
 
     Marks of dead readers and leases that ran out are removed on the way. Only the writer calls this.
     """
@@ -134,7 +137,8 @@ def _lease_number(files: Files, path: Path, now_ms: int) -> int | None:
 class Garbage:
     """Files that no state names any more, and the manifest line that took each batch of them out.
 
-    `hold` and `release` are the views of this process; `collect` deletes what neither they nor other processes need.
+    `hold` and `release` are the views of this process; `collect` deletes what neither they nor other
+    processes need.
     """
 
     def __init__(self, files: Files, root: Path) -> None:

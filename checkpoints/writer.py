@@ -1,7 +1,9 @@
-"""The one writer of a changelog in a process: a micro-batch in, durable and visible in all partitions at once.
+"""The one writer of a changelog in a process: a micro-batch in, durable and visible in all partitions at
+once.
 
-Follow one write: `Writer.commit` → `_append_partition` (blocks into each touched partition's active segment, synced in
-parallel) → `_acknowledge` (one manifest line, synced: **this is the commit**; no higher claim; the head).
+Follow one write: `Writer.commit` → `_append_partition` (blocks into each touched partition's active segment,
+synced in parallel) → `_acknowledge` (one manifest line, synced: **this is the commit**; no higher claim; the
+head).
 """
 
 from __future__ import annotations
@@ -47,10 +49,12 @@ class Batch:
 
 
 class Writer:
-    """Appends commits and manifest lines for one epoch at a time. Thread-safe; one exists per changelog and process.
+    """Appends commits and manifest lines for one epoch at a time. Thread-safe; one exists per changelog and
+    process.
 
     Invariants:
-        - `state` is what the manifest says up to its last line that was synced and not overtaken by a higher epoch.
+        - `state` is what the manifest says up to its last line that was synced and not overtaken by a higher
+          epoch.
         - After the first failed write or sync, or once a higher epoch was seen, every further call raises.
     """
 
@@ -84,7 +88,7 @@ class Writer:
         self.pool = ThreadPoolExecutor(4, thread_name_prefix="keyfold-append")
         self._listeners: list[Callable[[State], None]] = []
 
-    # -- views ------------------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def pin(self) -> Iterator[State]:
@@ -118,7 +122,7 @@ class Writer:
         """Call `listener` with the new state behind every line; it must return at once."""
         self._listeners.append(listener)
 
-    # -- writing ----------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def commit(self, parts: Mapping[int, Blocks], batch: Batch) -> Commit:
         """Make one micro-batch durable and visible; returns when it is both.
@@ -126,7 +130,8 @@ class Writer:
         Raises:
             StorageFailed: a write or sync failed; this writer is fenced now.
             WriterFenced: another writer has taken over; the batch is not acknowledged.
-            Anything that producing the blocks raises: then nothing of the batch counts, and the writer goes on.
+            Anything that producing the blocks raises: then nothing of the batch counts, and the writer goes
+            on.
         """
         with self.exclusive:
             self._check_usable()
@@ -199,7 +204,7 @@ class Writer:
                 self._journal.close()
                 self.files.close(self._lock_file)
 
-    # -- one commit, step by step -----------------------------------------------------------------------------------
+    # -- one commit, step by step ------------------------------------------------------------------
 
     def _append(self, parts: Mapping[int, Blocks]) -> dict[int, list[Line]]:
         """Blocks into the active segments, synced; returns what the commit line says of each partition."""
@@ -258,7 +263,8 @@ class Writer:
         for partition, active in abandoned:
             segments = self.state.partitions[partition].segments
             committed = next((s for s in segments if s.name == active.segment.name), None)
-            # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them anyway.
+            # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them
+            # anyway.
             with contextlib.suppress(OSError):
                 active.abandon(committed)
 
@@ -277,14 +283,17 @@ class Writer:
         for listener in self._listeners:
             listener(after)
 
-    # -- fencing ----------------------------------------------------------------------------------------------------
+    # -- fencing -----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         if self._fenced is not None:
             raise WriterFenced(
-                "This writer may not write any more.", path=self.root, expected="a writer without failures",
-                found=self._fenced, remedy="close it and open the changelog again: that goes through recovery",
-            )  # fmt: skip
+                "This writer may not write any more.",
+                path=self.root,
+                expected="a writer without failures",
+                found=self._fenced,
+                remedy="close it and open the changelog again: that goes through recovery",
+            )
 
     def _check_claim(self) -> None:
         highest = highest_epoch(self.files, self.root)
@@ -304,7 +313,7 @@ class Writer:
                 remedy="free or repair the disk, then open the changelog again; committed batches are safe",
             ) from e  # fmt: skip
 
-    # -- rolling ----------------------------------------------------------------------------------------------------
+    # -- rolling -----------------------------------------------------------------------------------
 
     def _seal_active(self) -> None:
         parts: dict[str, list[Line]] = {}
@@ -351,7 +360,9 @@ def journal_epochs(files: Files, root: Path) -> list[int]:
 
 
 def begin_journal(journal: JournalWriter, state: State, epoch: int, identity: str) -> State:
-    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new number."""
+    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new
+    number.
+    """
     line = states.checkpoint(state, epoch, identity)
     journal.append(line)
     journal.publish(line["n"])

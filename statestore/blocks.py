@@ -1,13 +1,15 @@
 """Blocks: one Arrow record batch as bytes. Codecs only, no I/O.
 
-A block is one *encapsulated message* of Arrow's IPC format, so blocks behind a schema message are an Arrow stream:
+A block is one *encapsulated message* of Arrow's IPC format, so blocks behind a schema message are an Arrow
+stream:
 
-    0          4               8                        8 + metadata length      8 + metadata length + body length
+    0          4               8                        8 + metadata length      8 + metadata length + body
+    length
     | FFFFFFFF | metadata len  | flatbuffer (RecordBatch) | body: the column buffers, 8-byte aligned |
       4 bytes    int32, padded
 
-The offset column has no nulls, so its values are the first buffer that has bytes: in an uncompressed block the int64
-offsets begin where the body begins. `rebase` relies on that to place a finished block in the log.
+The offset column has no nulls, so its values are the first buffer that has bytes: in an uncompressed block
+the int64 offsets begin where the body begins. `rebase` relies on that to place a finished block in the log.
 
 Arrow's format has no checksum. Nothing here is given to Arrow before its CRC32C was compared by the caller.
 """
@@ -75,7 +77,9 @@ def binary_bytes(column: pa.Array) -> int:
 
 
 def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
-    """Slices of `batch` in order, each of about `block_bytes` of keys and values, at least one record each."""
+    """Slices of `batch` in order, each of about `block_bytes` of keys and values, at least one record
+    each.
+    """
     count = batch.num_rows
     if count == 0:
         return
@@ -97,7 +101,9 @@ def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.
 
 
 def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
-    """One block. `compression`: None, "lz4" or "zstd" (applied to each column buffer, as Arrow's format has it)."""
+    """One block. `compression`: None, "lz4" or "zstd" (applied to each column buffer, as Arrow's format has
+    it).
+    """
     if compression is None:
         return batch.serialize()
     sink = pa.BufferOutputStream()
@@ -138,7 +144,7 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
     Raises:
         BadRecord: the block's offsets are not 0, 1, 2, …: it was not made for being placed.
     """
-    placed = np.frombuffer(block, np.uint8).copy()
+    placed: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8).copy()
     records = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA).num_rows
     body = _PREFIX_BYTES + int(placed[4:8].view("<i4")[0])
     offsets = placed[body : body + 8 * records].view("<i8")

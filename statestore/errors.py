@@ -1,12 +1,12 @@
 """Every error that keyfold raises, in one tree.
 
     KeyfoldError
-    ├── ConfigError          a name or a value that is refused when something is opened or built (also a ValueError)
-    ├── NotAChangelog        the path does not hold a changelog
+    ├── ConfigError          a name or a value that is refused when something is opened or built (also a
+    ValueError) ├── NotAChangelog        the path does not hold a changelog
     ├── FormatTooNew         written by a later version of keyfold
-    ├── Damaged              bytes before the durable point do not match their checksum; never repaired by guessing
-    ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening goes through recovery
-    ├── ChangelogLocked      another living writer holds the changelog
+    ├── Damaged              bytes before the durable point do not match their checksum; never repaired by
+    guessing ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening goes through
+    recovery ├── ChangelogLocked      another living writer holds the changelog
     ├── WriterFenced         a writer with a higher epoch has taken over, or this writer failed before
     ├── BadRecord            a record that cannot be written: a null key, a column of the wrong type
     ├── SchemaMismatch       the columns differ from those the changelog was made with
@@ -15,8 +15,8 @@
     ├── ViewExpired          files of a lease were deleted after it ran out
     └── NotResumable         the source position of a query cannot be given back as options
 
-Each carries the path, the position in it, what was expected, what was found, and what to do. Record contents never
-go into a message.
+Each carries the path, the position in it, what was expected, what was found, and what to do. Record contents
+never go into a message.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The only module that knows what files and directories of a changelog are called.
 
-    changelog.json                       identity
-    lock                                 held by the writer
-    manifest/<epoch>.journal .head       what counts, and how far it is durable
-    readers/<id>.view  <id>.lease        views of readers: by lock, and by time
-    work/<epoch>/<owner>/                files of tasks that are not committed
-    <partition>/<base>-<epoch>-<n>.arrows .index
-    <partition>/store-<epoch>/           last values, disposable
+changelog.json                       identity
+lock                                 held by the writer
+manifest/<epoch>.journal .head       what counts, and how far it is durable
+readers/<id>.view  <id>.lease        views of readers: by lock, and by time
+work/<epoch>/<owner>/                files of tasks that are not committed
+<partition>/<base>-<epoch>-<n>.arrows .index
+<partition>/store-<epoch>/           last values, disposable
 """
 
 from __future__ import annotations

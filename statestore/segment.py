@@ -1,11 +1,14 @@
 """Segments: files of consecutive blocks, and what vouches for their bytes.
 
-A segment is an Arrow IPC stream: the schema message, blocks, and once it is sealed the end-of-stream mark. What counts
-of it is said by a `Segment`, which the manifest keeps. A segment is vouched for in one of two ways:
+A segment is an Arrow IPC stream: the schema message, blocks, and once it is sealed the end-of-stream mark.
+What counts of it is said by a `Segment`, which the manifest keeps. A segment is vouched for in one of two
+ways:
 
-- by **marks**, while it is active and after a crash: each mark says that the CRC32C of bytes [0, position) is `crc`, so
-  the bytes between two marks are checked by going on from the first mark's CRC. Marks can be thinned out at will.
-- by its **index**, once it is sealed: one entry per block with its own CRC32C; the index's CRC32C is in the manifest.
+- by **marks**, while it is active and after a crash: each mark says that the CRC32C of bytes [0, position) is
+  `crc`, so the bytes between two marks are checked by going on from the first mark's CRC. Marks can be
+  thinned out at will.
+- by its **index**, once it is sealed: one entry per block with its own CRC32C; the index's CRC32C is in the
+  manifest.
 
 The index:
 
@@ -23,6 +26,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -120,13 +124,16 @@ def block_of(batch: pa.RecordBatch, data: Data) -> Block:
     )
 
 
-#: Behind so many unsynced bytes a sync is begun in the background, so that the disk works while blocks are made.
+#: Behind so many unsynced bytes a sync is begun in the background, so that the disk works while blocks are
+#: made.
 _EARLY_SYNC_BYTES: Final = 16 << 20
 _early_syncs = ThreadPoolExecutor(2, thread_name_prefix="keyfold-sync")
 
 
 class SegmentWriter:
-    """Appends blocks to one new segment file. The caller says when to sync, and what became part of a commit."""
+    """Appends blocks to one new segment file. The caller says when to sync, and what became part of a
+    commit.
+    """
 
     def __init__(self, files: Files, directory: Path, name: str, base: int, now_ms: int) -> None:
         self._files = files
@@ -142,7 +149,9 @@ class SegmentWriter:
         self.segment = Segment(name, base, base, start.position, 0, 0, -1, now_ms, None, (start,))
 
     def append(self, blocks: Sequence[Block], next_offset: int) -> Segment:
-        """Write blocks behind each other and return the segment with one more mark; `next_offset`: behind the last."""
+        """Write blocks behind each other and return the segment with one more mark; `next_offset`: behind the
+        last.
+        """
         before = self.segment
         position, crc = before.size, self._crc
         records, tombstones, newest = before.records, before.tombstones, before.max_timestamp
@@ -170,7 +179,9 @@ class SegmentWriter:
         return self.segment
 
     def sync(self) -> None:
-        """Everything appended so far survives a power loss. Raises `OSError`, also of a sync begun earlier."""
+        """Everything appended so far survives a power loss. Raises `OSError`, also of a sync begun
+        earlier.
+        """
         self._settle()
         self._files.sync(self._file)
         self._unsynced = 0
@@ -181,7 +192,8 @@ class SegmentWriter:
             early.result()
 
     def seal(self, committed: Segment) -> Segment:
-        """End the stream behind what was committed, write and sync index and file; returns the sealed segment.
+        """End the stream behind what was committed, write and sync index and file; returns the sealed
+        segment.
 
         Bytes of an abandoned batch behind `committed.size` are cut off: no reader can name them.
         """
@@ -196,12 +208,22 @@ class SegmentWriter:
         index = encode_index(committed.size, blocks)
         write_index(self._files, self._directory / names.segment_index(committed.name), index)
         return Segment(
-            committed.name, committed.base, committed.next, committed.size, committed.records, committed.tombstones,
-            committed.max_timestamp, committed.created_ms, crc32c(index), (),
-        )  # fmt: skip
+            committed.name,
+            committed.base,
+            committed.next,
+            committed.size,
+            committed.records,
+            committed.tombstones,
+            committed.max_timestamp,
+            committed.created_ms,
+            crc32c(index),
+            (),
+        )
 
     def abandon(self, committed: Segment | None) -> None:
-        """Stop appending. Bytes behind `committed` go, the whole file goes where nothing of it was committed."""
+        """Stop appending. Bytes behind `committed` go, the whole file goes where nothing of it was
+        committed.
+        """
         try:
             self._settle()
             if committed is None:
@@ -285,7 +307,7 @@ class SegmentReader:
                 yield block
             return
         marks = self.segment.marks
-        for before, mark in zip(marks, marks[1:], strict=False):
+        for before, mark in pairwise(marks):
             if mark.next_offset <= from_offset or before.next_offset >= to_offset:
                 continue
             data = self._slice(before.position, mark.position - before.position)
@@ -299,16 +321,23 @@ class SegmentReader:
         found = crc32c(data)
         if found != self.segment.index_crc:
             raise Damaged(
-                "An index does not match the checksum in the manifest.", path=self._index_path, position="byte 0",
-                expected=f"crc32c {self.segment.index_crc:08x}", found=f"crc32c {found:08x}", remedy=_REMEDY,
-            )  # fmt: skip
+                "An index does not match the checksum in the manifest.",
+                path=self._index_path,
+                position="byte 0",
+                expected=f"crc32c {self.segment.index_crc:08x}",
+                found=f"crc32c {found:08x}",
+                remedy=_REMEDY,
+            )
         magic, version, _, size, count, _, _ = _INDEX_HEADER.unpack_from(data)
         if magic != _INDEX_MAGIC or size != self.segment.size:
             raise Damaged(
-                "An index belongs to another segment.", path=self._index_path, position="byte 0",
-                expected=f"{_INDEX_MAGIC!r} for {self.segment.size} bytes", found=f"{magic!r} for {size} bytes",
+                "An index belongs to another segment.",
+                path=self._index_path,
+                position="byte 0",
+                expected=f"{_INDEX_MAGIC!r} for {self.segment.size} bytes",
+                found=f"{magic!r} for {size} bytes",
                 remedy=_REMEDY,
-            )  # fmt: skip
+            )
         if version > FORMAT_VERSION:
             raise FormatTooNew(
                 "An index was written by a later version of keyfold.", path=self._index_path,

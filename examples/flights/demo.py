@@ -1,6 +1,7 @@
-"""The demo: the job on real data, killed in the middle, its checkpoint deleted, resumed, and checked to the last digit.
+"""The demo: the job on real data, killed in the middle, its checkpoint deleted, resumed, and checked to the
+last digit.
 
-    python demo.py [DIRECTORY]        (default: a new directory under var/)
+python demo.py [DIRECTORY]        (default: a new directory under var/)
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import data
 import job
 import oracle
 import pandas as pd
-from keyfold.checkpoints import Changelog, restore
-from keyfold.statestore.errors import KeyfoldError
 from mirror import Mirror
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from keyfold.checkpoints import Changelog, restore
+from keyfold.statestore.errors import KeyfoldError
 
 HERE = Path(__file__).resolve().parent
 #: The job is killed once its counters have taken in this share of the flights.
@@ -35,7 +37,9 @@ console = Console()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, nargs="?", default=HERE.parent.parent / "var" / "demo")
     root = parser.parse_args().directory.absolute()
     began = time.monotonic()
@@ -68,17 +72,30 @@ def main() -> None:
 
 
 def run_until(root: Path, keyed: int, share: float | None, *, resumed: bool) -> None:
-    """Run the job to its end, or kill it, Python and JVM, once the counters have taken in `share` of the flights."""
+    """Run the job to its end, or kill it, Python and JVM, once the counters have taken in `share` of the
+    flights.
+    """
     command = [sys.executable, str(HERE / "job.py"), str(root)] + (["--resume"] if resumed else [])
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     with (
         open(root / "job.log", "ab") as log,
         subprocess.Popen(
-            command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         ) as process,
-        Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-                 TimeElapsedColumn(), console=console) as bars,
-    ):  # fmt: skip
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=console,
+        ) as bars,
+    ):
         tasks = {name: bars.add_task(name, total=keyed) for name in ("events", "counters", "positions")}
         deadline = time.monotonic() + JOB_SECONDS_MAX
         try:
@@ -91,7 +108,10 @@ def run_until(root: Path, keyed: int, share: float | None, *, resumed: bool) -> 
         finally:
             kill(process)
     if process.returncode != 0 or share is not None:
-        fail(f"the job ended with {process.returncode}: see {root / 'job.log'}", (root / "job.log").read_text()[-3000:])
+        fail(
+            f"the job ended with {process.returncode}: see {root / 'job.log'}",
+            (root / "job.log").read_text()[-3000:],
+        )
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -131,15 +151,25 @@ def check(root: Path, flights: pd.DataFrame, keyed: int, mirror: Mirror) -> None
         events = sum(log.end_offsets().values())
     rejected = sum(row["count"] for row in restore(root / "rejected").to_dict().values())
     report("flights in the event log", {"flights": events}, {"flights": keyed})
-    report("flights without an aircraft, counted apart", {"flights": rejected}, {"flights": len(flights) - keyed})
+    report(
+        "flights without an aircraft, counted apart", {"flights": rejected}, {"flights": len(flights) - keyed}
+    )
     check_state(root, flights)
     table = restore(root / "counters").batches()
-    report("SQLite mirror", mirror.rows(), {k: v for b in table for k, v in zip(b["key"].to_pylist(), b["value"].to_pylist(), strict=True)})  # fmt: skip
+    report(
+        "SQLite mirror",
+        mirror.rows(),
+        {k: v for b in table for k, v in zip(b["key"].to_pylist(), b["value"].to_pylist(), strict=True)},
+    )
 
 
 def check_state(root: Path, flights: pd.DataFrame) -> None:
     report("carriers and destinations", restore(root / "counters").to_dict(), oracle.counters(flights))
-    report("aircraft seen in the last 30 days", job.positions(restore(root / "positions").to_dict()), oracle.positions(flights))  # fmt: skip
+    report(
+        "aircraft seen in the last 30 days",
+        job.positions(restore(root / "positions").to_dict()),
+        oracle.positions(flights),
+    )
 
 
 def report(what: str, found: dict, expected: dict) -> None:  # type: ignore[type-arg]
@@ -147,7 +177,11 @@ def report(what: str, found: dict, expected: dict) -> None:  # type: ignore[type
     lines = oracle.differences(found, expected)
     if lines:
         fail(f"{what}: not equal", "\n".join(lines))
-    console.print(f"[green]equal[/]  {what}: {len(expected)} entries" if len(expected) > 1 else f"[green]equal[/]  {what}: {next(iter(expected.values())):,}")  # fmt: skip
+    console.print(
+        f"[green]equal[/]  {what}: {len(expected)} entries"
+        if len(expected) > 1
+        else f"[green]equal[/]  {what}: {next(iter(expected.values())):,}"
+    )
 
 
 def compact(root: Path) -> None:

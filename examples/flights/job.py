@@ -2,7 +2,8 @@
 
     python job.py DIRECTORY [--resume]
 
-It runs until every flight has gone through, or until somebody kills it: what is under DIRECTORY is whole either way.
+It runs until every flight has gone through, or until somebody kills it: what is under DIRECTORY is whole
+either way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import data
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from keyfold.checkpoints import resume
 from keyfold.sink import ChangelogSink, TaskSink
@@ -33,7 +34,9 @@ FORGET_AFTER = timedelta(days=30)
 
 
 def ingest(spark: SparkSession, root: Path) -> StreamingQuery:
-    """Flights that have an aircraft, as events: every one stays (`cleanup.policy=delete`, no retention set)."""
+    """Flights that have an aircraft, as events: every one stays (`cleanup.policy=delete`, no retention
+    set).
+    """
     sink = ChangelogSink(
         root / "events", keys="tailnum", partitions=PARTITIONS, config={"cleanup.policy": "delete"}
     )
@@ -49,7 +52,9 @@ def ingest(spark: SparkSession, root: Path) -> StreamingQuery:
 
 
 def count_rejected(spark: SparkSession, root: Path) -> StreamingQuery:
-    """Flights without an aircraft cannot be keyed by it. They are counted, by carrier, in a changelog of their own."""
+    """Flights without an aircraft cannot be keyed by it. They are counted, by carrier, in a changelog of
+    their own.
+    """
     rejected = _files(spark, root, files=6).where("tailnum IS NULL").groupBy("carrier").count()
     sink = ChangelogSink(root / "rejected", keys="carrier")
     return (
@@ -73,8 +78,9 @@ def _files(spark: SparkSession, root: Path, files: int = 1) -> DataFrame:
 def count(spark: SparkSession, root: Path, *, resumed: bool) -> StreamingQuery:
     """Flights, minutes of delay and miles per carrier and per destination: a native aggregation of Spark.
 
-    Resumed, the aggregation begins with the restored totals as its first micro-batch, and the events go on behind the
-    position that was committed with them. The sums of both are the totals as if nothing had happened.
+    Resumed, the aggregation begins with the restored totals as its first micro-batch, and the events go on
+    behind the position that was committed with them. The sums of both are the totals as if nothing had
+    happened.
     """
     events = spark.readStream.format("keyfold").option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
     if resumed:
@@ -116,7 +122,9 @@ def _totals(events: DataFrame) -> DataFrame:
 
 
 def locate(spark: SparkSession, root: Path) -> StreamingQuery:
-    """The last known airport of every aircraft, in keyfold's own store; those not seen for 30 days are deleted."""
+    """The last known airport of every aircraft, in keyfold's own store; those not seen for 30 days are
+    deleted.
+    """
     events = (
         spark.readStream.format("keyfold")
         .option("startingOffsets", "earliest")
@@ -133,7 +141,9 @@ def locate(spark: SparkSession, root: Path) -> StreamingQuery:
 
 
 def keep_positions(flights: DataFrame, store: KeyValueStore) -> None:
-    """One micro-batch: put where each aircraft was seen last, delete the long unseen. All of it is one commit."""
+    """One micro-batch: put where each aircraft was seen last, delete the long unseen. All of it is one
+    commit.
+    """
     airport = F.when(F.col("landed"), F.col("dest")).otherwise(F.col("origin")).alias("airport")
     seen = flights.where("departed").select("tailnum", "seq", "scheduled", airport).toArrow()
     if seen.num_rows == 0:

@@ -2,8 +2,9 @@
 
     python mirror.py CHANGELOG DATABASE
 
-The table and the offsets it has reached change in one SQLite transaction, so it may be stopped at any time. Should it
-have slept so long that deletes it has not seen were compacted away, it is told (`CompactedAway`), and reloads.
+The table and the offsets it has reached change in one SQLite transaction, so it may be stopped at any time.
+Should it have slept so long that deletes it has not seen were compacted away, it is told (`CompactedAway`),
+and reloads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Mirror:
         self._changelog = changelog
         self._db = sqlite3.connect(database)
         self._db.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
-        self._db.execute("CREATE TABLE IF NOT EXISTS offsets (partition INTEGER PRIMARY KEY, offset INTEGER NOT NULL)")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS offsets (partition INTEGER PRIMARY KEY, offset INTEGER NOT NULL)"
+        )
 
     def reload(self) -> int:
         """Everything anew, as of the last commit; returns the number of rows."""

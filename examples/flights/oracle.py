@@ -47,5 +47,9 @@ def positions(flights: pd.DataFrame) -> dict[str, tuple[str, datetime]]:
 def differences(found: dict[Any, Any], expected: dict[Any, Any], limit: int = 10) -> list[str]:
     """A line for each key that differs, at most `limit`."""
     keys = sorted({*found, *expected}, key=str)
-    lines = [f"{k}: found {found.get(k)}, expected {expected.get(k)}" for k in keys if found.get(k) != expected.get(k)]
+    lines = [
+        f"{k}: found {found.get(k)}, expected {expected.get(k)}"
+        for k in keys
+        if found.get(k) != expected.get(k)
+    ]
     return lines[:limit] + ([f"… and {len(lines) - limit} more"] if len(lines) > limit else [])

@@ -1,4 +1,5 @@
-"""A kill, a failing disk, a power loss at every single file operation of appends, cleaner passes and openings.
+"""A kill, a failing disk, a power loss at every single file operation of appends, cleaner passes and
+openings.
 
 Crash states as numbered in docs/format.md: C1 to C4, O1 to O3, S1 and S2 all occur among them.
 """

@@ -1,4 +1,6 @@
-"""Readers, in this and in other processes, while the writer appends and cleans: no hole, no error, no other view."""
+"""Readers, in this and in other processes, while the writer appends and cleans: no hole, no error, no other
+view.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,25 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
-from keyfold.checkpoints import Changelog
-from keyfold.statestore.files import LOCAL
 
 from faults import PauseAt, on
+from keyfold.checkpoints import Changelog
+from keyfold.statestore.files import LOCAL
 
 CONFIG = {"segment.bytes": 2048, "cleaner.threads": 0, "delete.retention.ms": 10**12, "anchors.auto": 0}
 KEYS = 20
 
-#: Follows a changelog until it is told to stop; prints how many views it read. Each view must hold every key's last
-#: value as of the view's end: values count up by one with every record of a key.
-READER = """
+#: Follows a changelog until it is told to stop; prints how many views it read. Each view must hold every
+#: key's last value as of the view's end: values count up by one with every record of a key.
+READER = f"""
+KEYS = {KEYS}
 import sys
 from keyfold.checkpoints import Changelog
 views = 0
 while True:
     with Changelog.open(sys.argv[1], mode="r") as log:
         end = log.end_offsets()[0]
-        last = {}
+        last = {{}}
         offset = 0
         for batch in log.read(0):
             for row in batch.select(["offset", "key", "value"]).to_pylist():
@@ -33,13 +36,13 @@ while True:
                 offset = row["offset"] + 1
                 last[row["key"]] = int(row["value"])
         assert offset == end, "the last record is missing"
-        rounds = end // %d
-        assert sorted(last.values()) == [rounds - 1] * %d, (end, last)
+        rounds = end // KEYS
+        assert sorted(last.values()) == [rounds - 1] * KEYS, (end, last)
         views += 1
         if log.last_batch("stop") is not None:
             break
 print(views)
-""" % (KEYS, KEYS)  # fmt: skip
+"""
 
 
 def one_round(number: int) -> pa.Table:
@@ -52,7 +55,9 @@ def test_readers_in_other_processes_see_whole_views_through_many_swaps(tmp_path:
     with Changelog.open(path, config=CONFIG) as log:
         log.append(one_round(0))
         readers = [
-            subprocess.Popen([sys.executable, "-c", READER, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            subprocess.Popen(
+                [sys.executable, "-c", READER, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
             for _ in range(2)
         ]
         for number in range(1, swaps + 1):
@@ -84,7 +89,8 @@ def test_a_slow_reader_keeps_its_view_and_its_files_go_when_it_ends(tmp_path: Pa
 
 
 def test_appends_go_on_while_a_pass_is_writing_its_copy(tmp_path: Path) -> None:
-    # the second index is that of the pass; the first, of the active segment, is sealed under the writer's lock
+    # the second index is that of the pass; the first, of the active segment, is sealed under the writer's
+    # lock
     files = PauseAt(on("create", path="*-1-2.index"))
     with Changelog.open(tmp_path / "log", config=CONFIG, files=files) as log:
         log.append(one_round(0))
@@ -102,7 +108,11 @@ def test_appends_go_on_while_a_pass_is_writing_its_copy(tmp_path: Path) -> None:
 
 def test_a_reader_that_died_holds_nothing_back(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    code = "import sys, os, signal; from keyfold.checkpoints import Changelog; log = Changelog.open(sys.argv[1], mode='r'); print('ready', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        "import os, signal, sys; from keyfold.checkpoints import Changelog\n"
+        "log = Changelog.open(sys.argv[1], mode='r')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     with Changelog.open(path, config=CONFIG) as log:
         for number in range(10):
             log.append(one_round(number))

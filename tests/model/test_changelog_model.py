@@ -1,4 +1,6 @@
-"""A changelog against a dict and a list of records: appends, transactions, cleaning, anchors, reopening, sudden ends."""
+"""A changelog against a dict and a list of records: appends, transactions, cleaning, anchors, reopening,
+sudden ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Record = tuple[bytes, bytes | None]
 
 
 class ChangelogMachine(RuleBasedStateMachine):
-    """`records[p]` is all that was ever committed to a partition, at its offset; `commits` where each commit ended."""
+    """`records[p]` is all that was ever committed to a partition, at its offset; `commits` where each commit
+    ended.
+    """
 
     @initialize(
         partitions=st.integers(1, 3),
@@ -39,8 +43,11 @@ class ChangelogMachine(RuleBasedStateMachine):
         self.now_ms = 1_000_000
         self.partitions = partitions
         self.config: dict[str, object] = {
-            "segment.bytes": 1500, "cleaner.threads": 0, "delete.retention.ms": retention_ms, "anchors.auto": auto,
-        }  # fmt: skip
+            "segment.bytes": 1500,
+            "cleaner.threads": 0,
+            "delete.retention.ms": retention_ms,
+            "anchors.auto": auto,
+        }
         self.records: list[list[Record]] = [[] for _ in range(partitions)]
         self.commits: list[list[int]] = []
         self.anchors: dict[str, int] = {}

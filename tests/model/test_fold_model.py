@@ -64,7 +64,7 @@ def end_of(log: list[Record]) -> int:
     return log[-1].offset + 1 if log else 0
 
 
-@settings(max_examples=3 * settings.default.max_examples)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), logs(), hashes, sizes, scales)
 def test_one_pass_keeps_what_the_rule_keeps(
     data: st.DataObject, log: list[Record], hash_keys: HashKeys, cut: list[int], scale: Scale
@@ -172,7 +172,7 @@ class Passes(RuleBasedStateMachine):
 TestPasses = Passes.TestCase
 
 
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.data(), logs(), hashes, sizes, scales)
 def test_last_values_are_the_fold_of_the_log(
     data: st.DataObject, log: list[Record], hash_keys: HashKeys, cut: list[int], scale: Scale

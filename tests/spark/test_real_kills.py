@@ -1,4 +1,6 @@
-"""A real PySpark job killed with -9, Python and JVM, at random moments, and started again until it is through."""
+"""A real PySpark job killed with -9, Python and JVM, at random moments, and started again until it is
+through.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from pathlib import Path
 
 from keyfold.checkpoints import Changelog, restore
 from keyfold.statestore.errors import KeyfoldError
-
 from support import killed_job
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -27,7 +28,9 @@ def commits(path: Path) -> int:
 
 
 def run(root: Path, kill: random.Random | None) -> int | None:
-    """One life of the job: to its end, or until it is killed some commits and a fraction of a second later."""
+    """One life of the job: to its end, or until it is killed some commits and a fraction of a second
+    later.
+    """
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYSPARK_PYTHON": sys.executable}
     with open(root / "job.log", "ab") as log:
         job = subprocess.Popen(

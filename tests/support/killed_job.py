@@ -2,7 +2,8 @@
 
     python -m support.killed_job DIRECTORY
 
-Reads the files under DIRECTORY/incoming, one in each micro-batch, and ends when all have gone through both queries.
+Reads the files under DIRECTORY/incoming, one in each micro-batch, and ends when all have gone through both
+queries.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from keyfold.sink import ChangelogSink
 from pyspark.sql import functions as F
 
+from keyfold.sink import ChangelogSink
 from support.session import spark_session
 
 FILES = 40

@@ -45,7 +45,9 @@ def expected(batches: int) -> dict[bytes, bytes]:
 
 
 def live(files: Files, path: Path, told: Told) -> None:
-    """Two lives: created, three batches, a compaction, a batch, closed; opened again, two batches, a compaction."""
+    """Two lives: created, three batches, a compaction, a batch, closed; opened again, two batches, a
+    compaction.
+    """
     with Changelog.open(
         path, partitions=PARTITIONS, config=CONFIG, files=files, clock_ms=lambda: NOW_MS
     ) as log:
@@ -78,8 +80,8 @@ def bury(files: Files) -> None:
 def fault_in(path: Path, told: list[int], *, last_values: bool = True) -> str | None:
     """What is wrong with what is left at `path` for somebody who was told these batches; None if nothing.
 
-    Every told batch is there, at most one more, each whole or not at all; the log can be opened, all batches delivered
-    again add what is missing, and the end is the same as without the crash.
+    Every told batch is there, at most one more, each whole or not at all; the log can be opened, all batches
+    delivered again add what is missing, and the end is the same as without the crash.
 
     Args:
         last_values: look at the stores too, which takes ten times as long as all the rest.

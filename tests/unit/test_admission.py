@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from keyfold.checkpoints.admission import OnReset, StreamBatch, admits_append, admits_stream
 from keyfold.checkpoints.state import Anchor, Commit, State, empty
 from keyfold.statestore.errors import BatchConflict
@@ -74,8 +75,12 @@ def test_a_new_query_may_append_where_the_user_says_so() -> None:
 
 def test_a_new_query_is_taken_once_the_app_was_resumed_at_its_last_commit() -> None:
     before = state()
-    pinned = State(21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 9, (7,), "app")}, 10)
+    pinned = State(
+        21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 9, (7,), "app")}, 10
+    )
     assert admits_stream(pinned, stream(0, "s0", "", "q2"), "restore")
-    older = State(21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 8, (6,), "app")}, 10)
+    older = State(
+        21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 8, (6,), "app")}, 10
+    )
     with pytest.raises(BatchConflict):
         admits_stream(older, stream(0, "s0", "", "q2"), "restore")

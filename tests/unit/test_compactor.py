@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.compactor import clean_partition
 from keyfold.checkpoints.retention import apply_retention

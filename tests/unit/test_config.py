@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+
 from keyfold.checkpoints.config import UNLIMITED, LogConfig
 from keyfold.statestore.errors import ConfigError
 
 
 def test_sizes_and_times_may_be_given_as_text() -> None:
-    config = LogConfig().with_changes({"segment.bytes": "64MiB", "delete.retention.ms": "36h", "segment.ms": 5})
+    config = LogConfig().with_changes(
+        {"segment.bytes": "64MiB", "delete.retention.ms": "36h", "segment.ms": 5}
+    )
     assert (config.segment_bytes, config.delete_retention_ms, config.segment_ms) == (64 << 20, 129_600_000, 5)
 
 

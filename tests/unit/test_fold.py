@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import tracemalloc
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,10 @@ from support.fold_model import HASHES, Record, batches, folded, records, same_ha
 
 P1, P2 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F
 M64 = (1 << 64) - 1
+
+
+def _same(found: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return found
 
 
 def log_of(*keys: bytes, first: int = 0, step: int = 1) -> list[Record]:
@@ -88,9 +94,9 @@ def test_a_map_with_no_room_still_makes_progress(budget: int) -> None:
     expected = folded(log)
     while first_dirty < end:
         source = batches(log)
-        offset_map = OffsetMap.build(lambda found=source: found, first_dirty, (), budget, dirty_end=end)
+        offset_map = OffsetMap.build(partial(_same, source), first_dirty, (), budget, dirty_end=end)
         assert offset_map.end_offset > first_dirty
-        log = records(compact(lambda found=source: found, offset_map, 0))
+        log = records(compact(partial(_same, source), offset_map, 0))
         first_dirty = offset_map.end_offset
         passes += 1
     assert passes <= 5
@@ -168,7 +174,7 @@ def test_with_little_room_tombstones_go_in_several_passes(hash_keys: last_keys.H
     while log:
         offset_map = OffsetMap.build(lambda: (), 40, (), 32 * 24, hash_keys, dirty_end=40)
         source = batches(log)
-        log = records(compact(lambda found=source: found, offset_map, 40))
+        log = records(compact(partial(_same, source), offset_map, 40))
         lengths.append(len(log))
     assert lengths == [8, 0]
 
@@ -252,8 +258,8 @@ def test_similar_keys_stay_apart(keys: list[bytes], hash_keys: last_keys.HashKey
     count = len(keys)
     for cut in ([], [1, count - 2, 2]):
         source = batches(log, cut)
-        offset_map = OffsetMap.build(lambda found=source: found, count, (), None, hash_keys)
-        kept = records(compact(lambda found=source: found, offset_map, 0))
+        offset_map = OffsetMap.build(partial(_same, source), count, (), None, hash_keys)
+        kept = records(compact(partial(_same, source), offset_map, 0))
         assert [r.offset for r in kept] == list(range(2 * count, 3 * count))
 
 
@@ -328,7 +334,7 @@ def test_keys_that_were_moved_are_not_read_where_they_came_from(tmp_path: Path) 
 
     log = log_of(*(b"key-%d" % (i % 7) for i in range(60)))
 
-    def decoded() -> list[pa.RecordBatch]:
+    def decoded() -> Iterator[pa.RecordBatch]:
         """As blocks that are decoded anew each time; of a batch that was read, the memory is overwritten."""
         for batch in batches(log, [9] * 6):
             keys = bytearray(batch.column("key").buffers()[2].to_pybytes())

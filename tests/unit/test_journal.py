@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.journal import (
     Head,

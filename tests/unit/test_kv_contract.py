@@ -388,9 +388,7 @@ def test_a_wrapper_leaves_the_store_below_open(stack: ExitStack, directory: Path
 
 
 @pytest.mark.parametrize("key", ["a", 1, None, bytearray(b"a")])
-def test_a_key_that_is_not_bytes_is_a_type_error_that_says_what_to_do(
-    store: ReadOnlyStore, key: Any
-) -> None:
+def test_a_key_that_is_not_bytes_is_a_type_error_that_says_what_to_do(store: ReadOnlyStore, key: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: store.get(key),
         lambda: store.get_all([b"a", key]),

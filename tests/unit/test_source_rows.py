@@ -197,7 +197,7 @@ def test_a_batch_can_be_of_a_range(path: Path) -> None:
 
 
 def test_names_that_the_changes_need_are_refused(path: Path) -> None:
-    fields = [
+    fields: list[dict[str, object]] = [
         {"name": name, "type": "string", "nullable": True, "metadata": {}} for name in ("k", "_OFFSET", "v")
     ]
     columns = Columns({"type": "struct", "fields": fields}, ("k",), "raw", "json")
