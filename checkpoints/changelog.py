@@ -191,7 +191,9 @@ class Changelog:
             BatchConflict: the last batch id again, with other rows.
             StorageFailed, WriterFenced: see there.
         """
-        writer = self._open_host().writer
+        host = self._open_host()
+        host.wait_for_room()
+        writer = host.writer
         batches = records.checked(table, writer.clock_ms())
         digesting = writer.pool.submit(records.digest, batches)
         compression = writer.identity.config.codec

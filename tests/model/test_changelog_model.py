@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pyarrow as pa
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from faults import KillAt, Killed
@@ -200,3 +201,4 @@ def table(rows: list[Record]) -> pa.Table:
 
 
 TestChangelog = ChangelogMachine.TestCase
+TestChangelog.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=30)

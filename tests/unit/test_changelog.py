@@ -114,6 +114,9 @@ def test_the_same_rows_in_other_chunks_are_the_same_batch(path: Path) -> None:
         assert log.end_offsets() == {0: 30}
         with pytest.raises(BatchConflict, match="other rows"):
             log.append(whole.slice(0, 29), batch_id=1)
+        other = whole.set_column(1, "value", pa.array([b"w"] * 30, pa.binary()))
+        with pytest.raises(BatchConflict, match="other rows"):
+            log.append(other, batch_id=1)
 
 
 def test_an_empty_batch_is_a_commit(path: Path) -> None:
@@ -393,17 +396,22 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
         Changelog.open(tmp_path / "log")
 
 
-def test_flipping_any_byte_of_a_segment_is_noticed(path: Path) -> None:
+@pytest.mark.parametrize("sealed", [True, False], ids=["by its index", "by its marks"])
+def test_flipping_any_byte_of_a_segment_is_noticed(path: Path, sealed: bool) -> None:
     with Changelog.open(path, config=QUIET) as log:
         log.append(table(*((f"k{i}", "v") for i in range(20))))
-    (segment,) = (path / "0").glob("*.arrows")
-    whole = segment.read_bytes()
-    with Changelog.open(path, mode="r") as reader:
-        counted = reader.state.partitions[0].segments[0].size
-        for i in range(576, counted, 3):
-            segment.write_bytes(whole[:i] + bytes([whole[i] ^ 0x10]) + whole[i + 1 :])
-            with pytest.raises(Damaged, match=segment.name):
-                list(reader.read(0))
+        if sealed:
+            log.host.writer.seal_active()
+        (segment,) = (path / "0").glob("*.arrows")
+        whole = segment.read_bytes()
+        with Changelog.open(path, mode="r") as reader:
+            assert reader.state.partitions[0].segments[0].sealed == sealed
+            counted = reader.state.partitions[0].segments[0].size
+            for i in range(576, counted, 5):
+                segment.write_bytes(whole[:i] + bytes([whole[i] ^ 0x10]) + whole[i + 1 :])
+                with pytest.raises(Damaged, match=segment.name):
+                    list(reader.read(0))
+        segment.write_bytes(whole)
 
 
 def test_resume_of_an_unknown_app_is_refused(path: Path) -> None:
