@@ -1,0 +1,71 @@
+"""A directory of format version 1, written once and kept: read as it was, and damage in it is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from keyfold.checkpoints import Changelog, restore
+from keyfold.checkpoints.verify import verify
+from keyfold.statestore.errors import CompactedAway, Damaged
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "v1-whole"
+STATE = {b"a": b"3", b"c": b"1", b"": b"empty key", b"d": b"\x00\xff", b"e": b"5"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A copy: readers leave marks, and writers write."""
+    return Path(shutil.copytree(GOLDEN, tmp_path / "log"))
+
+
+def test_its_state_and_its_records_are_what_they_were(path: Path) -> None:
+    assert verify(path).sound
+    assert restore(path).to_dict() == STATE
+    assert restore(path, at="kept").to_dict() == {**{k: v for k, v in STATE.items() if k != b"e"}, b"a": b"2"}
+    with pytest.raises(CompactedAway):
+        restore(path, at=1)
+    with Changelog.open(path, mode="r") as log:
+        assert (log.last_batch("loader"), log.last_batch("other"), log.partitions) == (8, 1, 2)
+        found = {(p, r["offset"], r["key"]) for p in range(2) for b in log.read(p) for r in b.to_pylist()}
+        assert all(log.partition(key) == p for p, _, key in found)
+        assert sum(log.end_offsets().values()) == 9
+
+
+def test_it_can_be_written_on(path: Path) -> None:
+    with Changelog.open(path) as log:
+        assert dict(log.store().all()) == STATE
+        log.drop_anchor("kept")
+        log.compact()
+        assert restore(path).to_dict() == STATE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        str(p.relative_to(GOLDEN))
+        for p in sorted(GOLDEN.rglob("*"))
+        if p.suffix in {".arrows", ".index", ".journal", ".json"}
+    ],
+)
+def test_a_flipped_byte_in_any_file_is_refused_or_found(path: Path, name: str) -> None:
+    file = path / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x04
+    file.write_bytes(data)
+    try:
+        sound = verify(path).sound
+    except Damaged:
+        sound = False
+    assert not sound
+
+
+def test_the_example_of_the_format_page_is_a_line_of_it() -> None:
+    page = (ROOT / "docs" / "format.md").read_text()
+    line = (GOLDEN / "manifest" / "1.journal").read_bytes().split(b"\n")[1]
+    assert line.decode() in page.replace("\n", "")
+    assert line[:8].decode() == f"{crc32c(line[9:]):08x}"
