@@ -241,7 +241,18 @@ def one_zero(value: Any) -> Any:
 ROWS = 30
 
 
-@settings(max_examples=settings().max_examples // 4)
+def settled(value: object) -> object:
+    """Maps in one order: each DataFrame made of Python's dicts has an order of its own for keys of bytes."""
+    if isinstance(value, dict):
+        return {name: settled(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        inner = [settled(one) for one in value]
+        is_map = isinstance(value, list) and inner and all(isinstance(one, tuple) for one in value)
+        return sorted(inner, key=repr) if is_map else type(value)(inner)
+    return value
+
+
+@settings(max_examples=settings().max_examples // 8)
 @given(
     session=st.integers(0, len(SESSIONS) - 1),
     key_types=st.lists(KEY_TYPES, min_size=1, max_size=2),
@@ -274,7 +285,7 @@ def test_any_row_of_any_schema_comes_back_exactly(
     for name in found.column_names:
         there = expected[name].to_pylist()
         here = [one_zero(value) for value in there] if name.startswith("k") else there
-        assert exact(found[name].to_pylist()) == exact(here), name
+        assert exact(settled(found[name].to_pylist())) == exact(settled(here)), name
 
     names = encoding.columns.keys
     texts: dict[str, bytes] = {}

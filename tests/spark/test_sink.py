@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -265,6 +266,7 @@ def test_a_task_that_is_tried_again_adds_its_rows_once(tmp_path: Path) -> None:
         text=True,
         timeout=300,
         cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
     )
     assert "passed" in done.stdout, done.stderr[-3000:]
 
