@@ -91,7 +91,7 @@ VERSION := import sys; print(sys.version_info[:3], sys.base_prefix)
 same_python = test "$$($(1)/bin/python -c '$(VERSION)' 2>/dev/null)" = "$$($(PYTHON) -c '$(VERSION)')"
 
 $(DEMO)/$(INSTALLED): pyproject.toml | check-python
-	$(call install,$(DEMO),-e '.[spark,demo]')
+	$(call install,$(DEMO),-e '.[spark$(COMMA)demo]')
 	$(call link_autoload,$(DEMO))
 	@touch $@
 
