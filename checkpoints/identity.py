@@ -8,7 +8,7 @@ all other fields guards it: a wrong number of partitions would send every key to
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,7 +106,3 @@ def read_identity(files: Files, root: Path) -> Identity:
 def write_identity(files: Files, root: Path, identity: Identity) -> None:
     """Replace `changelog.json`, whole or not at all."""
     files.write_whole(root / names.IDENTITY, identity.encode())
-
-
-def with_config(identity: Identity, config: LogConfig) -> Identity:
-    return replace(identity, config=config)

@@ -19,7 +19,6 @@ from keyfold.statestore.blocks import (
     HEADERS_TYPE,
     RECORD_SCHEMA,
     VALUE_BYTES_MAX,
-    binary_bytes,
     encode,
     record_batch,
     split,
@@ -218,8 +217,3 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
             "The column 'headers' has a type that records cannot hold.", expected=str(HEADERS_TYPE),
             found=str(batch.column("headers").type), remedy="cast it",
         ) from None  # fmt: skip
-
-
-def bytes_of(batches: Iterable[pa.RecordBatch]) -> int:
-    """Key and value bytes."""
-    return sum(binary_bytes(b.column("key")) + binary_bytes(b.column("value")) for b in batches)

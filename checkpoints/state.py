@@ -116,9 +116,6 @@ class State:
     def ends(self) -> tuple[int, ...]:
         return tuple(p.end for p in self.partitions)
 
-    def named_files(self, partition: int) -> set[str]:
-        return {s.name for s in self.partitions[partition].segments}
-
     def restorable(self, ends: tuple[int, ...]) -> bool:
         """Whether the fold up to these offsets can still be computed exactly: nothing between was folded
         away.

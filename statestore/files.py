@@ -15,16 +15,9 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
-
-
-class SupportsBuffer(Protocol):
-    """What `os.writev` takes: bytes, memoryview, pyarrow.Buffer, a numpy array."""
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
 
 Data: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
