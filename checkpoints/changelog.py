@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints import admission, anchoring, hosting, reading, records
+from keyfold.checkpoints import admission, anchoring, cleaner, hosting, reading, records
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, check_partitions, read_identity
@@ -231,6 +230,24 @@ class Changelog:
         """
         return self._open_host().compact()
 
+    @contextmanager
+    def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
+        """No cleaner pass goes over these partitions (None: all) inside the block; passes under way are
+        stopped first. Blocks may overlap: a partition is cleaned again when the last one has ended.
+        """
+        chosen = range(self.partitions) if partitions is None else list(partitions)
+        for number in chosen:
+            reading.partition_state(self.state, self.path, number)
+        with self._open_host().cleaning.paused(chosen):
+            yield
+
+    def cleaner_metrics(self) -> dict[str, float]:
+        """How the cleaner of this changelog stands, under the names of Kafka's metrics; see
+        `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
+        """
+        found = self._open_host().cleaning.metrics()
+        return {**found, "DeadThreadCount": float(cleaner.POOL.dead_threads)}
+
     # -- anchors -----------------------------------------------------------------------------------
 
     def anchors(self) -> dict[str, Anchor]:
@@ -290,7 +307,7 @@ class Changelog:
             if follow and offset is not None:
                 reading.check_following(state, self.path, partition, offset)
             batches = reading.read_partition(self._files, self.path, state, partition, offset, to)
-            return _Records(batches, stack.pop_all())
+            return reading.Records(batches, stack.pop_all())
 
     def get(self, key: bytes) -> bytes | None:
         """The last committed value of a key, None where it has none.
@@ -364,26 +381,6 @@ class Changelog:
                 remedy="open it to write",
             )  # fmt: skip
         return self._host
-
-
-class _Records(Iterator[pa.RecordBatch]):
-    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is
-    forgotten.
-    """
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], pinned: ExitStack) -> None:
-        self._batches = batches
-        self._release = weakref.finalize(self, pinned.close)
-
-    def __next__(self) -> pa.RecordBatch:
-        try:
-            return next(self._batches)
-        except BaseException:
-            self._release()
-            raise
-
-    def close(self) -> None:
-        self._release()
 
 
 def _check_same_partitions(root: Path, identity: Identity, partitions: int | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,10 +14,13 @@ from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_at import at_from
 from keyfold.checkpoints.cli_output import Place, settings_from, table, time_of, verb
 from keyfold.checkpoints.config import UNLIMITED, LogConfig
-from keyfold.checkpoints.hosting import PassStatistics
 from keyfold.checkpoints.identity import read_identity
+from keyfold.checkpoints.requests import Request
 from keyfold.checkpoints.state import Anchor, State
 from keyfold.statestore.errors import ChangelogLocked
+
+#: While it waits for another process, `compact` looks this often whether that one has ended.
+_RETRY_SECONDS: Final = 2.0
 
 
 @contextmanager
@@ -41,24 +44,20 @@ def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
     "keyfold compact var/counts",
 )
 def compact(place: Place) -> None:
-    """Fold every partition now, whatever its dirty ratio.
+    """Fold every partition now, whatever its dirty ratio; also one that the cleaner has given up.
 
-    Takes the writer's lock, so no other process may be writing; a living writer folds by itself as its
-    settings say. Readers may go on. Prints what each pass over a partition did, and records and bytes before
-    and after.
+    Where another process is writing, that one is asked to do it. Readers may go on. Prints what each pass
+    over a partition did, and records and bytes before and after.
     """
-    remedy = (
-        "leave it to the writer, which cleans by min.cleanable.dirty.ratio, or end that process and try again"
-    )
     with Changelog.open(place.path, mode="r", files=place.files) as before:
         began, at_first = time.monotonic(), before.state
-    with _writer(place, remedy) as log:
-        passes = log.compact()
-        at_last = log.state
+        passes = _compact(place)
+        before.refresh()
+        at_last = before.state
     seconds = time.monotonic() - began
     document = {
         "path": str(place.path),
-        "passes": [asdict(p) for p in passes],
+        "passes": passes,
         "records_before": _records(at_first),
         "records_after": _records(at_last),
         "bytes_before": _bytes(at_first),
@@ -66,6 +65,32 @@ def compact(place: Place) -> None:
         "seconds": round(seconds, 3),
     }
     place.show(lambda: document, lambda: _show_passes(passes, document))
+
+
+def _compact(place: Place) -> list[dict[str, Any]]:
+    """What each pass did, whether this process made it or the one that writes."""
+    request = Request(place.files, place.path)
+    remedy = "set cleaner.threads to 1 there, or end that process and try again"
+    with ExitStack() as stack:
+        asked = False
+        while True:
+            try:
+                with _writer(place, remedy) as log:
+                    return [asdict(p) for p in log.compact()]
+            except ChangelogLocked:
+                # A writer without cleaner threads does not listen.
+                if not read_identity(place.files, place.path).config.cleaner_threads:
+                    raise
+            if not asked:
+                stack.enter_context(request)
+                asked = True
+                click.echo("another process is writing: it is asked to compact", err=True)
+            answer = request.answer(_RETRY_SECONDS)
+            if answer is not None and "error" in answer:
+                raise click.ClickException(f"The writing process answers: {answer['error']}")
+            if answer is not None:
+                passes: list[dict[str, Any]] = answer["passes"]
+                return passes
 
 
 def _records(state: State) -> int:
@@ -76,7 +101,7 @@ def _bytes(state: State) -> int:
     return sum(p.bytes for p in state.partitions)
 
 
-def _show_passes(passes: list[PassStatistics], document: dict[str, Any]) -> None:
+def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None:
     if passes:
         headings = (
             "partition",
@@ -89,13 +114,13 @@ def _show_passes(passes: list[PassStatistics], document: dict[str, Any]) -> None
         )
         rows = [
             (
-                p.partition,
-                p.records_read,
-                p.records_kept,
-                p.bytes_read,
-                p.bytes_kept,
-                p.tombstones_dropped,
-                p.seconds,
+                p["partition"],
+                p["records_read"],
+                p["records_kept"],
+                p["bytes_read"],
+                p["bytes_kept"],
+                p["tombstones_dropped"],
+                p["seconds"],
             )
             for p in passes
         ]

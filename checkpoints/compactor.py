@@ -1,325 +1,353 @@
-"""One cleaner pass over one partition: which segments, what becomes of them, and the one manifest line that
-swaps them.
+"""One cleaner pass over one partition: its files, and the manifest lines that swap them.
 
-What a record must be to be dropped is decided in `fold`, without files. Here is the rest: the section that
-may be cleaned, the files, and the publication. Nothing of a pass exists until its line is in the manifest, so
-a pass that is aborted or dies at any point leaves no trace but files that nobody names.
+What a record must be to be dropped is decided in `fold`, without files. A pass goes over the section in
+groups of segments. When the copy of a group is durable, one manifest line swaps it in, and the replaced files
+go as soon as no reader needs them; so a pass takes the room of one group, whatever the log's size. The first
+line already says how far the exact states between commits are gone, the last one how far keys are unique. A
+pass that is aborted or dies leaves the groups that it has swapped, each of them sound by itself, and files
+that nobody names; the next pass begins at the same first dirty offset.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from keyfold.checkpoints import reading
-from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compact
-from keyfold.checkpoints.offset_map import Source
-from keyfold.checkpoints.state import PartitionState, Pass, State, segment_line
+from keyfold.checkpoints.copying import Pace, copied
+from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compacted_pairs
+from keyfold.checkpoints.section import Section, anchor_offsets, section_of
+from keyfold.checkpoints.spill import KeySpill
+from keyfold.checkpoints.state import PartitionState, Pass, segment_line
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
-from keyfold.statestore.blocks import BLOCK_BYTES, BLOCK_RECORDS_MAX, encode, split
-from keyfold.statestore.errors import StorageFailed
-from keyfold.statestore.segment import Segment, SegmentWriter, block_of
+from keyfold.statestore.blocks import RECORD_SCHEMA
+from keyfold.statestore.errors import StorageFailed, ViewExpired
+from keyfold.statestore.segment import Segment, SegmentReader, SegmentWriter
+
+#: A batch that was read, and what stays of it.
+Pair: TypeAlias = tuple[pa.RecordBatch, pa.RecordBatch]
 
 
 @dataclass(frozen=True)
 class PassStatistics:
-    """What one pass did. Bytes are file bytes, seconds are wall time."""
+    """What one pass did. Bytes are file bytes, seconds are wall time.
+
+    Attributes:
+        bytes_kept: of what was read, what is left; `bytes_written` of it were copied, the rest stayed where
+            it was.
+        recopy_percent: bytes kept / bytes read (Kafka's `cleaner-recopy-percent`).
+        map_utilisation: the share of `cleaner.dedupe.buffer.size` that was in use.
+        dirty_percent: dirty bytes / all bytes of the section, before (Kafka's `max-dirty-percent`).
+    """
 
     partition: int
     records_read: int
     records_kept: int
     bytes_read: int
     bytes_kept: int
+    bytes_written: int
+    recopy_percent: float
     tombstones_dropped: int
     map_utilisation: float
+    dirty_percent: float
     seconds: float
 
 
 class Aborted(Exception):
-    """The pass was told to stop; nothing of it counts."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """What a pass may touch: `segments` cover [start, end); below `first_dirty` keys are unique between
-    `anchors`.
-
-    `first_dirty` is `clean_end`, or lower where an anchor is gone that kept older records in the clean
-    section, and no pass has come through it since.
-    """
-
-    segments: tuple[Segment, ...]
-    clean_end: int
-    first_dirty: int
-    end: int
-    anchors: tuple[int, ...]
-    tombstones_below: int
-
-    @property
-    def dirty_bytes(self) -> int:
-        return sum(s.size for s in self.segments if s.next > self.clean_end)
-
-    @property
-    def dirty_ratio(self) -> float:
-        """Dirty bytes / all bytes that could be cleaned (Kafka's `min.cleanable.dirty.ratio`)."""
-        total = sum(s.size for s in self.segments)
-        return self.dirty_bytes / total if total else 0.0
-
-    @property
-    def droppable_tombstones(self) -> bool:
-        return any(s.tombstones for s in self.segments if s.base < self.tombstones_below)
-
-
-def section_of(writer: Writer, state: State, number: int) -> Section:
-    """The cleanable section of a partition: everything below the active segment and
-    `min.compaction.lag.ms`.
-    """
-    config = writer.identity.config
-    p = state.partitions[number]
-    now = writer.clock_ms()
-    segments: list[Segment] = []
-    for segment in p.segments:
-        young = segment.max_timestamp > now - config.min_compaction_lag_ms
-        if (not segment.sealed and writer.is_active(number, segment.name)) or (
-            config.min_compaction_lag_ms and young
-        ):
-            break
-        segments.append(segment)
-    end = segments[-1].next if segments else p.start
-    anchors = anchor_offsets(state, number, config.anchors_auto)
-    gone = [s for s in p.splits if s not in anchors]
-    expired = [x.clean_end for x in p.passes if x.time_ms + config.delete_retention_ms <= now]
-    return Section(
-        tuple(segments),
-        p.clean_end,
-        max(min([p.unique_end, *gone]), p.start),
-        end,
-        tuple(sorted(a for a in anchors if p.start < a < end)),
-        max(expired, default=0),
-    )
-
-
-def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
-    """The offsets of a partition at which the state must stay exact: named anchors, and the last `auto`
-    commits.
-    """
-    found = {a.ends[number] for a in state.anchors.values()}
-    if auto:
-        found |= {c.ends[number] for c in state.commits[-auto:]}
-    return found
+    """The pass was told to stop, or what it was made for has changed."""
 
 
 def clean_partition(
-    writer: Writer, number: int, aborted: Callable[[], bool] = lambda: False
+    writer: Writer, number: int, pace: Pace = lambda size: None, *, spill_all: bool = False
 ) -> PassStatistics | None:
     """One pass over a partition, None where nothing is to be done.
 
+    Args:
+        spill_all: keep no mapped segment for its keys; for tests.
+
     Raises:
         StorageFailed: the disk has no room for the copy (found before it is begun), or failed.
-        Damaged: a segment's bytes do not match their checksum; the pass leaves everything as it is.
-        Aborted: `aborted` became true, or the partition was rolled back meanwhile.
+        Damaged: a segment's bytes do not match their checksum. Nothing of its group is swapped.
+        Aborted: by `pace`, or the partition was rolled back, cut by retention, or got an anchor below the
+            section's end.
     """
     began = time.monotonic()
     with writer.pin() as state:
         section = section_of(writer, state, number)
-        if not section.segments or (section.first_dirty >= section.end and not section.droppable_tombstones):
+        if not section.needs_pass:
             return None
-        made: list[SegmentWriter] = []
-        try:
-            _check_room(writer, section)
-            source = _source(writer, number, section, aborted)
-            offset_map = OffsetMap.build(
-                source,
-                section.first_dirty,
-                section.anchors,
-                writer.identity.config.cleaner_dedupe_buffer_size,
-                dirty_end=section.end,
-            )
-            end = offset_map.end_offset
-            taken = tuple(s for s in section.segments if s.base < end)
-            counts = FoldCounts()
-            kept = compact(
-                _source(writer, number, replace(section, segments=taken), aborted),
-                offset_map,
-                section.tombstones_below,
-                counts,
-            )
-            added = _write(writer, number, taken, kept, made)
-            _publish(writer, state, number, section, end, taken, added, counts, made)
-        except BaseException as e:
-            for segment in made:
-                with contextlib.suppress(OSError):
-                    segment.abandon(None)
-            if isinstance(e, OSError):
-                raise StorageFailed(
-                    "A cleaner pass could not write its copy; the log is as it was.",
-                    path=e.filename or names.partition(writer.root, number), expected="a write that succeeds",
-                    found=f"{type(e).__name__}: {e.strerror or e}", remedy="free or repair the disk",
-                ) from e  # fmt: skip
-            raise
+        cleaning = _Pass(writer, number, state.partitions[number], section, pace, spill_all)
+        # The pass has a view of its own, which moves on from group to group.
+        cleaning.move_view()
+    with cleaning:
+        done = cleaning.run()
     writer.garbage.collect()
-    return PassStatistics(
-        number,
-        counts.records_read,
-        counts.records_kept,
-        sum(s.size for s in taken),
-        sum(s.size for s in added),
-        counts.tombstones_dropped,
-        offset_map.utilisation,
-        time.monotonic() - began,
-    )
+    return replace(done, seconds=time.monotonic() - began)
 
 
-def _check_room(writer: Writer, section: Section) -> None:
-    """The copy can be as large as what it replaces, which goes only afterwards."""
-    needed = sum(s.size for s in section.segments)
-    free = writer.files.free_bytes(writer.root)
-    if free < needed:
-        raise StorageFailed(
-            "There is no room for a cleaner pass.", path=writer.root, expected=f"{needed} bytes free",
-            found=f"{free} bytes", remedy="free disk space; the log is as it was, and appends go on",
-        )  # fmt: skip
+class _Pass:
+    """One pass, as a context manager: whatever it has begun and not published goes when it is left."""
 
+    def __init__(
+        self, writer: Writer, number: int, p: PartitionState, section: Section, pace: Pace, spill_all: bool
+    ) -> None:
+        self._writer = writer
+        self._number = number
+        self._section = section
+        self._pace = pace
+        self._spill_all = spill_all
+        self._config = writer.identity.config
+        self._directory = names.partition(writer.root, number)
+        #: what the partition must still be, but for new segments, when a group is published
+        self._expected = p
+        self._mapped = (0, 0)
+        owner = f"cleaner-{number}-{uuid.uuid4().hex}"
+        self._spill = KeySpill(writer.files, names.work(writer.root, writer.opened_epoch, owner))
+        self._made: list[SegmentWriter] = []
+        self._replaced: set[str] = set()
+        self._view = contextlib.ExitStack()
 
-def _source(writer: Writer, number: int, section: Section, aborted: Callable[[], bool]) -> Source:
-    directory = names.partition(writer.root, number)
+    def move_view(self) -> None:
+        """Spare the files of the state of now, and no longer those of an older one."""
+        view = contextlib.ExitStack()
+        view.enter_context(self._writer.pin())
+        self._view.close()
+        self._view = view
 
-    def source() -> Iterator[pa.RecordBatch]:
-        for batch in reading.read_segments(writer.files, directory, section.segments, 0, section.end):
-            if aborted():
-                raise Aborted
+    def __enter__(self) -> _Pass:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._view.close()
+        for segment in self._made:
+            with contextlib.suppress(OSError):
+                segment.abandon(None)
+        with contextlib.suppress(OSError):
+            self._spill.close()
+        if isinstance(error, ViewExpired) and not self._all_named():
+            raise Aborted from error
+        if isinstance(error, OSError):
+            raise StorageFailed(
+                "A cleaner pass could not write its copy; what it has not swapped is as it was.",
+                path=error.filename or self._directory, expected="a write that succeeds",
+                found=f"{type(error).__name__}: {error.strerror or error}",
+                remedy="free or repair the disk",
+            ) from error  # fmt: skip
+
+    def run(self) -> PassStatistics:
+        """Everything, group by group."""
+        section, config = self._section, self._config
+        self._check_room(max(sum(s.size for s in g) for g in section.groups(config.segment_bytes)))
+        offset_map = OffsetMap.build(
+            self._source([section.segments]),
+            section.first_dirty,
+            section.anchors,
+            config.cleaner_dedupe_buffer_size,
+            dirty_end=section.end,
+            hold=self._held,
+        )
+        utilisation, end = offset_map.utilisation, offset_map.end_offset
+        groups = section.groups(config.segment_bytes, end)
+        if not section.droppable_tombstones:
+            # Below an anchor nothing becomes obsolete.
+            groups = [g for g in groups if len(g) > 1 or g[0].next > offset_map.obsolete_from]
+        counts = FoldCounts()
+        # Only the generator may refer to the map: it lets go of the keys when they are not needed any more.
+        pairs = compacted_pairs(
+            self._source(groups), offset_map, section.tombstones_below, counts, hold=self._spill.hold
+        )
+        del offset_map
+        kept = written = 0
+        for group, own in _by_group(groups, pairs):
+            added = self._copy(group, own)
+            self._publish(group, added, end, counts, last=group is groups[-1])
+            kept += sum(s.size for s in (group if added is None else added))
+            written += sum(s.size for s in added or ())
+        read = sum(s.size for group in groups for s in group)
+        return PassStatistics(
+            partition=self._number,
+            records_read=counts.records_read,
+            records_kept=counts.records_kept,
+            bytes_read=read,
+            bytes_kept=kept,
+            bytes_written=written,
+            recopy_percent=100 * kept / read,
+            tombstones_dropped=counts.tombstones_dropped,
+            map_utilisation=utilisation,
+            dirty_percent=100 * section.dirty_ratio,
+            seconds=0.0,
+        )
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _source(self, groups: list[tuple[Segment, ...]]) -> Callable[[], Iterator[pa.RecordBatch]]:
+        """The records of the groups, an empty batch behind each group."""
+        empty = pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
+
+        def source() -> Iterator[pa.RecordBatch]:
+            for group in groups:
+                for segment in group:
+                    yield from self._read(segment, segment.base, segment.next)
+                yield empty
+
+        return source
+
+    def _read(self, segment: Segment, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        reader = SegmentReader(self._writer.files, self._directory, segment)
+        per_record = segment.size / max(segment.records, 1)
+        for batch in reader.batches(start, stop):
+            self._pace(round(per_record * batch.num_rows))
+            self._mapped = reader.mapped
             yield batch
 
-    return source
+    def _held(self, keys: pa.Array) -> pa.Array:
+        """Keys of the batch that was read last, where they may stay for the whole pass."""
+        low, high = self._mapped
+        buffers = [b for b in keys.buffers() if b is not None and b.size]
+        if not self._spill_all and all(low <= b.address and b.address + b.size <= high for b in buffers):
+            return keys
+        return self._spill.hold(keys)
 
+    # -- writing ---------------------------------------------------------------------------------------------
 
-def _write(
-    writer: Writer,
-    number: int,
-    taken: tuple[Segment, ...],
-    kept: Iterator[pa.RecordBatch],
-    made: list[SegmentWriter],
-) -> list[Segment]:
-    """The kept records as sealed segments of up to `segment.bytes`, which together cover what the taken ones
-    covered.
-    """
-    config = writer.identity.config
-    base, end = taken[0].base, taken[-1].next
-    sealed: list[Segment] = []
-    current: SegmentWriter | None = None
-    for batch in _blocks(kept):
-        first = batch.column("offset")[0].as_py()
-        if current is not None and current.segment.size + batch.nbytes > config.segment_bytes:
-            sealed.append(current.seal(replace(current.segment, next=first)))
-            base, current = first, None
-        if current is None:
-            current = writer.new_segment(number, base)
-            made.append(current)
-        data = encode(batch, config.codec)
-        current.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
-    if current is not None:
-        sealed.append(current.seal(replace(current.segment, next=end)))
-    writer.files.sync_directory(names.partition(writer.root, number))
-    created = min(s.created_ms for s in taken)
-    return [replace(s, created_ms=created) for s in sealed]
+    def _copy(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> list[Segment] | None:
+        """What replaces the group, sealed; None where it stays as it is."""
+        kept = self._changed(group, pairs)
+        if kept is None:
+            return None
+        self._check_room(sum(s.size for s in group))
+        return copied(self._writer, self._number, group, kept, self._pace, self._made)
 
+    def _changed(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> Iterator[pa.RecordBatch] | None:
+        """What is left of a group, None for all of a single segment.
 
-def _blocks(kept: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of about a block's size: what is left of several small or thinned-out blocks is put
-    together.
-    """
-    waiting: list[pa.RecordBatch] = []
-    size = rows = 0
-    for batch in kept:
-        if batch.num_rows == 0:
-            continue
-        if waiting and (size + batch.nbytes > BLOCK_BYTES or rows + batch.num_rows > BLOCK_RECORDS_MAX):
-            yield from _joined(waiting)
-            waiting, size, rows = [], 0, 0
-        waiting.append(batch)
-        size += batch.nbytes
-        rows += batch.num_rows
-    yield from _joined(waiting)
+        The part in front of the first record that goes is read again if there is such a record; kept back, it
+        could be the whole segment.
+        """
+        pairs = iter(pairs)
+        if len(group) > 1 or not group[0].sealed:
+            return (staying for _, staying in pairs)
+        seen = group[0].base
+        for batch, staying in pairs:
+            if staying.num_rows < batch.num_rows:
+                front = self._read(group[0], group[0].base, seen)
+                return chain(front, [staying], (more for _, more in pairs))
+            seen = batch.column("offset")[-1].as_py() + 1
+        return None
 
+    def _check_room(self, needed: int) -> None:
+        """The copy can be as large as what it replaces, which goes only afterwards."""
+        free = self._writer.files.free_bytes(self._writer.root)
+        if free < needed:
+            raise StorageFailed(
+                "There is no room for a cleaner pass.", path=self._writer.root,
+                expected=f"{needed} bytes free", found=f"{free} bytes",
+                remedy="free disk space; the log is as it was, and appends go on",
+            )  # fmt: skip
 
-def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if len(batches) == 1:
-        yield from split(batches[0])
-    elif batches:
-        yield from split(pa.concat_batches(batches))
+    # -- publishing ------------------------------------------------------------------------------------------
 
+    def _publish(
+        self,
+        group: tuple[Segment, ...],
+        added: list[Segment] | None,
+        end: int,
+        counts: FoldCounts,
+        *,
+        last: bool,
+    ) -> None:
+        """The swap: one manifest line, if nothing that the pass relies on has changed since it began."""
+        writer = self._writer
+        if added is None and not last:
+            return
+        out = () if added is None else group
+        with writer.exclusive:
+            self._check_unchanged(group, end)
+            after = self._after(end, counts, last=last)
+            # From here on the line may be in the journal even if writing it fails, and names these files.
+            self._made.clear()
+            writer.write_line(
+                {
+                    "t": "swap",
+                    "partition": self._number,
+                    "out": [s.name for s in out],
+                    "in": [segment_line(s) for s in added or ()],
+                    "clean_end": after.clean_end,
+                    "unique_end": after.unique_end,
+                    "passes": [[x.clean_end, x.time_ms] for x in after.passes],
+                    "splits": list(after.splits),
+                    "dropped_tombstone": after.dropped_tombstone,
+                }
+            )
+            self._expected = after
+            self._replaced.update(s.name for s in out)
+            old = [self._directory / s.name for s in out]
+            old += [self._directory / names.segment_index(s.name) for s in out if s.sealed]
+            writer.garbage.add(writer.state.n, old)
+        self.move_view()
+        writer.garbage.collect()
 
-def _publish(
-    writer: Writer,
-    seen: State,
-    number: int,
-    section: Section,
-    end: int,
-    taken: tuple[Segment, ...],
-    added: list[Segment],
-    counts: FoldCounts,
-    made: list[SegmentWriter],
-) -> None:
-    """The swap: one manifest line, if nothing that the pass relied on has changed since it began."""
-    with writer.exclusive:
-        now = writer.state.partitions[number]
-        before = seen.partitions[number]
+    def _check_unchanged(self, group: tuple[Segment, ...], end: int) -> None:
+        expected, now = self._expected, self._writer.state.partitions[self._number]
+        anchors = {a for a in anchor_offsets(self._writer.state, self._number, 0) if expected.start < a < end}
         present = {s.name for s in now.segments}
-        anchors = {a for a in anchor_offsets(writer.state, number, 0) if before.start < a < end}
         if (
-            now.generation != before.generation
-            or (now.clean_end, now.unique_end) != (before.clean_end, before.unique_end)
-            or not all(s.name in present for s in taken)
-            or not anchors <= set(section.anchors)
+            (now.generation, now.start, now.clean_end, now.unique_end)
+            != (expected.generation, expected.start, expected.clean_end, expected.unique_end)
+            or not all(s.name in present for s in group)
+            or not anchors <= set(self._section.anchors)
         ):
             raise Aborted
-        time_ms = writer.clock_ms()
-        after = _after(before, section, end, counts, time_ms)
-        # From here on the line may be in the journal even if writing it fails, and then it names these files.
-        made.clear()
-        writer.write_line(
-            {
-                "t": "swap",
-                "partition": number,
-                "out": [s.name for s in taken],
-                "in": [segment_line(s) for s in added],
-                "clean_end": after.clean_end,
-                "unique_end": after.unique_end,
-                "passes": [[x.clean_end, x.time_ms] for x in after.passes],
-                "splits": list(after.splits),
-                "dropped_tombstone": after.dropped_tombstone,
-            }
+
+    def _all_named(self) -> bool:
+        present = {s.name for s in self._writer.state.partitions[self._number].segments}
+        return all(s.name in present for s in self._section.segments if s.name not in self._replaced)
+
+    def _after(self, end: int, counts: FoldCounts, *, last: bool) -> PartitionState:
+        """Progress, the dates of tombstones, the anchors inside the clean section, the highest lost
+        tombstone.
+        """
+        before, section = self._expected, self._section
+        clean_end = max(before.clean_end, end)
+        honoured = set(before.splits) | {a for a in section.anchors if a >= before.clean_end}
+        after = replace(
+            before,
+            clean_end=clean_end,
+            unique_end=end if last else section.first_dirty,
+            splits=tuple(a for a in section.anchors if a < clean_end and a in honoured),
+            dropped_tombstone=max(before.dropped_tombstone, counts.highest_dropped_tombstone),
         )
-        directory = names.partition(writer.root, number)
-        old = [directory / s.name for s in taken]
-        old += [directory / names.segment_index(s.name) for s in taken if s.sealed]
-        writer.garbage.add(writer.state.n, old)
+        return replace(after, passes=self._passes(clean_end)) if last else after
+
+    def _passes(self, clean_end: int) -> tuple[Pass, ...]:
+        """The passes that date tombstones, this one included, without those that say no more than another."""
+        before, below = self._expected.passes, self._section.tombstones_below
+        passes = [x for x in before if x.clean_end > below]
+        if below:
+            passes = [x for x in before if x.clean_end == below][:1] + passes
+        if not passes or passes[-1].clean_end < clean_end:
+            passes.append(Pass(clean_end, self._writer.clock_ms()))
+        return tuple(passes)
 
 
-def _after(
-    before: PartitionState, section: Section, end: int, counts: FoldCounts, time_ms: int
-) -> PartitionState:
-    """Progress, the dates of tombstones, the anchors that are inside the clean section, the highest lost
-    tombstone.
-    """
-    clean_end = max(before.clean_end, end)
-    passes = [x for x in before.passes if x.clean_end > section.tombstones_below]
-    if section.tombstones_below:
-        expired = [x for x in before.passes if x.clean_end == section.tombstones_below]
-        passes = expired[:1] + passes
-    if not passes or passes[-1].clean_end < clean_end:
-        passes.append(Pass(clean_end, time_ms))
-    honoured = set(before.splits) | {a for a in section.anchors if a >= before.clean_end}
-    return replace(
-        before,
-        clean_end=clean_end,
-        unique_end=end,
-        passes=tuple(passes),
-        splits=tuple(a for a in section.anchors if a < clean_end and a in honoured),
-        dropped_tombstone=max(before.dropped_tombstone, counts.highest_dropped_tombstone),
-    )
+def _by_group(
+    groups: list[tuple[Segment, ...]], pairs: Iterator[Pair]
+) -> Iterator[tuple[tuple[Segment, ...], Iterable[Pair]]]:
+    """Each group with what was read of it; to be used up before the next one is asked for."""
+    bases = [group[0].base for group in groups]
+    parted = groupby(pairs, lambda pair: bisect_right(bases, pair[0].column("offset")[0].as_py()) - 1)
+    found = next(parted, None)
+    for number, group in enumerate(groups):
+        if found is None or found[0] != number:
+            yield group, ()
+            continue
+        yield group, found[1]
+        found = next(parted, None)

@@ -85,6 +85,31 @@ def _option(name: str, default: object, parse: Callable[[object], object]) -> An
     return field(default=default, metadata={"name": name, "parse": parse})
 
 
+_U: Final = "snapshot.u"
+_RATIO: Final = "min.cleanable.dirty.ratio"
+
+
+def _without_u(changes: Mapping[str, object]) -> Mapping[str, object]:
+    """The same with `snapshot.u` said as a dirty ratio."""
+    if _U not in changes:
+        return changes
+    if _RATIO in changes:
+        raise ConfigError(
+            f"{_U} and {_RATIO} are two ways to say the same.", expected="one of them", found="both",
+            remedy="leave one out",
+        )  # fmt: skip
+    try:
+        u = float(str(changes[_U]))
+    except ValueError:
+        u = -1.0
+    if not 0 <= u < float("inf"):
+        raise ConfigError(
+            f"The setting {_U!r} cannot have this value.", expected="a number, 0 or more",
+            found=repr(changes[_U]), remedy="correct the value",
+        )  # fmt: skip
+    return {name: value for name, value in changes.items() if name != _U} | {_RATIO: 1 / (1 + u)}
+
+
 @dataclass(frozen=True)
 class LogConfig:
     """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is taken too.
@@ -92,7 +117,12 @@ class LogConfig:
     Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
     `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned) and our own: `anchors.auto`, how
     many of the last commits stay restorable, and `store.backlog.bytes`, how far last values may lag before
-    writers wait.
+    writers wait. `cleaner.io.max.bytes.per.second` bounds what the background cleaner reads and writes of one
+    changelog; a pass that is asked for is not held back.
+
+    `snapshot.u` is another way to say `min.cleanable.dirty.ratio`, in the words of Raft (Ongaro's
+    dissertation, section 5.1.3): a pass is due when u times the dirty section is larger than the clean one,
+    which is a ratio of 1 / (1 + u).
     """
 
     cleanup_policy: str = _option("cleanup.policy", "compact", _policy)
@@ -106,6 +136,9 @@ class LogConfig:
     retention_bytes: int = _option("retention.bytes", -1, _at_least(-1, _bytes))
     cleaner_backoff_ms: int = _option("cleaner.backoff.ms", 15_000, _at_least(1, _ms))
     cleaner_threads: int = _option("cleaner.threads", 1, _at_least(0, _int))
+    cleaner_io_max_bytes_per_second: int = _option(
+        "cleaner.io.max.bytes.per.second", UNLIMITED, _at_least(1 << 10, _bytes)
+    )
     cleaner_dedupe_buffer_size: int = _option(
         "cleaner.dedupe.buffer.size", 128 << 20, _at_least(1024, _bytes)
     )
@@ -126,9 +159,10 @@ class LogConfig:
         """
         known = {f.metadata["name"]: f for f in fields(self)}
         checked: dict[str, Any] = {}
+        changes = _without_u(changes)
         for name, value in changes.items():
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
+                near = difflib.get_close_matches(str(name), [*known, _U], n=1, cutoff=0.4)
                 raise ConfigError(
                     f"There is no setting {name!r}.",
                     expected=f"{near[0]!r}" if near else "one of " + ", ".join(sorted(known)),

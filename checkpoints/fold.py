@@ -11,7 +11,7 @@ horizon and have nothing of their key left in front of them. So:
 
 Batches have the columns of `RECORD_SCHEMA` (others pass through), offsets ascend over all batches, with
 gaps or without.
-Memory: the map's budget, and that of a few batches.
+Memory: the map's budget, and that of a few batches. A map serves one going over the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from keyfold.checkpoints.offset_map import Hold, OffsetMap, Source
 from keyfold.checkpoints.tombstones import ExpiredTombstones, has_value
 from keyfold.statestore.keybytes import Ints
 
-__all__ = ["FoldCounts", "OffsetMap", "compact", "last_per_key", "last_values"]
+__all__ = ["FoldCounts", "OffsetMap", "compact", "compacted_pairs", "last_per_key", "last_values"]
 
 #: Smaller batches that follow one another are put together first, up to so many records and bytes: every
 #: call costs.
@@ -81,6 +81,23 @@ def compact(
         ValueError: the source does not hold the records of the map; raised at the end, the result is void.
     """
     counts = FoldCounts() if counts is None else counts
+    for _, staying in compacted_pairs(source, offset_map, tombstones_below, counts, hold=hold):
+        if staying.num_rows:
+            yield staying
+
+
+def compacted_pairs(
+    source: Source,
+    offset_map: OffsetMap,
+    tombstones_below: int,
+    counts: FoldCounts,
+    *,
+    hold: Hold = lambda keys: keys,
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """As `compact`, beside each batch what stays of it, be it nothing.
+
+    Small batches are put together, but never those before an empty batch with those behind it.
+    """
     below = min(tombstones_below, offset_map.end_offset)
     expired = ExpiredTombstones(source, below, _spare_bytes(offset_map), offset_map.hash_keys, hold)
     cursor = offset_map.cursor()
@@ -94,8 +111,7 @@ def compact(
         counts.bytes_kept += staying.nbytes
         counts.tombstones_dropped = expired.dropped
         counts.highest_dropped_tombstone = expired.highest_dropped
-        if staying.num_rows:
-            yield staying
+        yield batch, staying
     cursor.finish()
 
 
@@ -170,10 +186,11 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     small: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        if batch.num_rows >= _SMALL_ROWS or batch.nbytes >= _SMALL_BYTES:
+        if not 0 < batch.num_rows < _SMALL_ROWS or batch.nbytes >= _SMALL_BYTES:
             yield from _joined(small)
             small, rows, size = [], 0, 0
-            yield batch
+            if batch.num_rows:
+                yield batch
             continue
         if rows + batch.num_rows > _SMALL_ROWS or size + batch.nbytes > _SMALL_BYTES:
             yield from _joined(small)

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from keyfold.checkpoints import cleaner
-from keyfold.checkpoints.compactor import PassStatistics, clean_partition
+from keyfold.checkpoints import cleaner, requests
+from keyfold.checkpoints.cleaner_manager import CleanerManager
+from keyfold.checkpoints.compactor import Aborted, PassStatistics
 from keyfold.checkpoints.identity import write_identity
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import Creation, open_writer
+from keyfold.checkpoints.retention import apply_retention
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.writer import Writer
-from keyfold.statestore.errors import ChangelogLocked, ConfigError
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
 from keyfold.statestore.files import Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.typed import Columns
@@ -32,8 +35,9 @@ class Host:
         self.writer = writer
         #: one transaction at a time
         self.transactions = threading.RLock()
-        #: one pass over a partition at a time, by whomever
-        self.cleaning = threading.Lock()
+        self.cleaning = CleanerManager(writer)
+        #: held by the cleaner's thread that does what is due besides passes
+        self.chores = threading.Lock()
         self._keeper = Keeper(writer)
         cleaner.POOL.add(self)
 
@@ -56,30 +60,61 @@ class Host:
         self._keeper.wait_for_room()
 
     def compact(self) -> list[PassStatistics]:
-        """Seal the active segments and clean every partition until nothing more can be folded.
+        """Seal the active segments and clean every partition until nothing more can be folded, as many at a
+        time as there are `cleaner.threads`.
 
         Raises:
-            ConfigError: the cleanup policy does not compact.
+            ConfigError: the cleanup policy does not compact, or cleaning is paused.
+            What a pass over a partition raises, once the others are done.
         """
-        policy = self.writer.identity.config.cleanup_policy
-        if "compact" not in policy:
+        config = self.writer.identity.config
+        if "compact" not in config.cleanup_policy:
             raise ConfigError(
                 "This changelog keeps every change.",
                 path=self.writer.root,
                 expected="a cleanup.policy with compact",
-                found=policy,
+                found=config.cleanup_policy,
                 remedy="set cleanup.policy to compact if only last values should stay",
             )
-        done = []
-        with self.cleaning:
-            self.writer.seal_active()
-            for number in range(len(self.writer.state.partitions)):
-                while (statistics := clean_partition(self.writer, number)) is not None:
-                    done.append(statistics)
-                    p = self.writer.state.partitions[number]
-                    if p.unique_end >= p.end or not p.segments:
-                        break
-        return done
+        self.writer.seal_active()
+        numbers = range(len(self.writer.state.partitions))
+        with ThreadPoolExecutor(max(1, min(config.cleaner_threads, len(numbers)))) as pool:
+            passes = [pool.submit(self._clean_now, number) for number in numbers]
+        return [one for done in passes for one in done.result()]
+
+    def _clean_now(self, number: int) -> list[PassStatistics]:
+        try:
+            return self.cleaning.clean_now(number)
+        except Aborted as e:
+            raise ConfigError(
+                "The pass was stopped: the changelog was closed, cleaning was paused, or an anchor was made.",
+                path=self.writer.root, position=f"partition {number}", remedy="compact again",
+            ) from e  # fmt: skip
+
+    def do_chores(self) -> None:
+        """What is due besides passes: retention, segments too old to stay active, requests. For the
+        cleaner.
+        """
+        if not self.chores.acquire(blocking=False):
+            return
+        try:
+            if not self.writer.fenced:
+                apply_retention(self.writer)
+                self.writer.seal_overdue()
+                for request in requests.open_requests(self.writer.files, self.writer.root):
+                    requests.serve(self.writer.files, self.writer.root, request, self._answer)
+        finally:
+            self.chores.release()
+
+    def is_asked(self) -> bool:
+        """Whether another process waits for an answer."""
+        return not self.writer.fenced and bool(requests.open_requests(self.writer.files, self.writer.root))
+
+    def _answer(self) -> dict[str, object]:
+        try:
+            return {"passes": [asdict(p) for p in self.compact()]}
+        except KeyfoldError as e:
+            return {"error": str(e)}
 
     def configure(self, changes: Mapping[str, object]) -> None:
         """Change settings, durably. Raises `ConfigError`."""
@@ -89,6 +124,7 @@ class Host:
             if config != writer.identity.config:
                 identity = replace(writer.identity, config=config)
                 writer.replace_identity(identity, lambda: write_identity(writer.files, writer.root, identity))
+        cleaner.POOL.wake()
 
     def set_columns(self, columns: Columns) -> None:
         """Take added columns into `changelog.json`. The caller has checked that they fit

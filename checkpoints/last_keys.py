@@ -81,8 +81,8 @@ class LastKeys:
         """How many distinct keys; after `finish`."""
         return self._fill
 
-    def add(self, keys: pa.Array, rows: Ints | None = None) -> bool:
-        """Take in more keys, or some `rows` of them. False if no more are wanted: there is no room."""
+    def add(self, keys: pa.Array) -> bool:
+        """Take in more keys. False if no more are wanted: there is no room."""
         if self.end is not None or len(keys) == 0:
             return self.end is None
         if self._held.end + len(keys) > POSITIONS_MAX:
@@ -92,10 +92,7 @@ class LastKeys:
         first, size = self._held.add(keys)
         if self._gathered_bytes + size > _GATHER_BYTES:
             self._hash_gathered()
-        positions = np.arange(first, first + len(keys)) if rows is None else rows + first
-        if rows is not None:
-            keys = keys.take(pa.array(rows))
-        self._gathered.append((keys, positions))
+        self._gathered.append((keys, np.arange(first, first + len(keys))))
         self._gathered_rows += len(keys)
         self._gathered_bytes += size
         if self._gathered_rows >= _GATHER_ROWS:

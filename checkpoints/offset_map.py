@@ -60,7 +60,7 @@ class OffsetMap:
         self.budget_bytes = budget_bytes
         self.hash_keys = hash_keys
         self.distinct_keys = len(kept)
-        self._head = head
+        self._head: LastKeys | None = head
         self._head_start = head_start
         self._kept = kept
 
@@ -113,9 +113,22 @@ class OffsetMap:
             return 0.0
         return self.distinct_keys / max(1, self.budget_bytes // BYTES_PER_KEY)
 
+    @property
+    def obsolete_from(self) -> int:
+        """No record below this offset is made obsolete: an anchor is between."""
+        return self._head_start
+
     def cursor(self) -> Cursor:
-        """For going over the log once."""
+        """For going over the log, once: behind the clean section the map lets go of its keys, and with them
+        of the files that they are mapped from.
+        """
+        if self._head is None:
+            raise ValueError("This offset map was used already.")
         return Cursor(self, self._head, self._head_start, self._kept)
+
+    def forget_keys(self) -> None:
+        """Nothing will be looked up any more."""
+        self._head = None
 
 
 class Cursor:
@@ -123,7 +136,7 @@ class Cursor:
 
     def __init__(self, offset_map: OffsetMap, head: LastKeys, head_start: int, kept: Numbers) -> None:
         self._map = offset_map
-        self._head = head
+        self._head: LastKeys | None = head
         self._head_start = head_start
         self._kept = kept
         self._seen = 0
@@ -141,8 +154,11 @@ class Cursor:
         head, clean, end = np.searchsorted(
             offsets, [self._head_start, first_dirty, self._map.end_offset]
         ).tolist()
+        if clean == 0 and self._head is not None:
+            self._head = None
+            self._map.forget_keys()
         parts = [np.arange(head)]
-        if head < clean and self._head.distinct:
+        if head < clean and self._head is not None and self._head.distinct:
             among = self._head.find(batch.column("key").slice(head, clean - head), hashes()[head:clean])
             parts.append(np.flatnonzero(among < 0) + head)
         else:

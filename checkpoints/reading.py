@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,3 +90,23 @@ def check_following(state: State, root: Path, partition: int, offset: int) -> No
             remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
             "leaves more time",
         )
+
+
+class Records(Iterator[pa.RecordBatch]):
+    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is
+    forgotten.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], pinned: ExitStack) -> None:
+        self._batches = batches
+        self._release = weakref.finalize(self, pinned.close)
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        self._release()

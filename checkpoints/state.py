@@ -8,6 +8,7 @@ A line is a JSON object with its number `n` (dense for the changelog's life) and
 - `swap`: one cleaner pass over one partition: files out, files in
 - `delete`: retention moved a log's start
 - `anchor`, `unanchor`: a commit must stay restorable, or need not any more
+- `uncleanable`: the cleaner has given up a partition, or, with an empty reason, has taken it back
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class PartitionState:
         segments: in offset order; the last may be active.
         start, end: log start offset, and one past the last committed record.
         clean_end: records below were folded by the cleaner (Kafka: first dirty offset).
-        unique_end: below, no key occurs twice between two anchors; less than `clean_end` only while passes go
-            over the clean section again because an anchor inside it is gone.
+        unique_end: below, no key occurs twice between two anchors; less than `clean_end` only while a pass is
+            under way or was broken off.
         passes: for tombstones' delete horizons, ascending.
         splits: anchor offsets that kept older records of a key inside the clean section.
         dropped_tombstone: highest offset of a tombstone that is gone, -1 for none.
         generation: counts rollbacks; a swap made for another generation is void.
+        uncleanable: why the cleaner has given this partition up, empty if it has not.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -59,6 +61,7 @@ class PartitionState:
     splits: tuple[int, ...] = ()
     dropped_tombstone: int = -1
     generation: int = 0
+    uncleanable: str = ""
 
     @property
     def bytes(self) -> int:
@@ -216,6 +219,11 @@ def _delete(state: State, line: Line) -> State:
     return _with_partition(state, line["partition"], changed)
 
 
+def _uncleanable(state: State, line: Line) -> State:
+    p = state.partitions[line["partition"]]
+    return _with_partition(state, line["partition"], replace(p, uncleanable=line["reason"]))
+
+
 def _anchor(state: State, line: Line) -> State:
     anchor = Anchor(line["name"], line["commit"], tuple(line["ends"]), line["app"])
     return replace(state, anchors={**state.anchors, anchor.name: anchor})
@@ -232,6 +240,7 @@ _APPLY: dict[str, Callable[[State, Line], State]] = {
     "delete": _delete,
     "anchor": _anchor,
     "unanchor": _unanchor,
+    "uncleanable": _uncleanable,
 }
 
 
@@ -304,6 +313,7 @@ def _partition_line(p: PartitionState) -> Line:
         "splits": list(p.splits),
         "dropped_tombstone": p.dropped_tombstone,
         "generation": p.generation,
+        "uncleanable": p.uncleanable,
         "segments": [segment_line(s) for s in p.segments],
     }
 
@@ -319,6 +329,7 @@ def _partition_from(line: Line) -> PartitionState:
         splits=tuple(line["splits"]),
         dropped_tombstone=line["dropped_tombstone"],
         generation=line["generation"],
+        uncleanable=line.get("uncleanable", ""),
     )
 
 

@@ -60,7 +60,7 @@ class ExpiredTombstones:
             if batch.column("value").null_count:
                 count = int(np.searchsorted(offsets_of(batch), below))
                 rows = np.flatnonzero(~has_value(batch)[:count])
-                if len(rows) and not self._keys.add(hold(batch.column("key")), rows):
+                if len(rows) and not self._keys.add(hold(batch.column("key").take(pa.array(rows)))):
                     break
         self._keys.finish()
         self._first_value = np.full(self._keys.distinct, _NONE, np.int64)

@@ -118,6 +118,19 @@ class Writer:
             self._check_usable()
             self._seal_active()
 
+    def seal_overdue(self) -> None:
+        """Seal active segments that are older than `segment.ms` or `max.compaction.lag.ms`, so that they can
+        be cleaned and deleted although nothing is appended any more.
+        """
+        with self.exclusive:
+            self._check_usable()
+            due = [
+                p for p, active in self._active.items()
+                if active.segment.records and self._is_overdue(self.state.partitions[p].segments[-1])
+            ]  # fmt: skip
+            if due:
+                self._seal_active(due)
+
     def on_change(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with the new state behind every line; it must return at once."""
         self._listeners.append(listener)
@@ -251,11 +264,12 @@ class Writer:
         return pieces
 
     def _is_full(self, segment: Segment) -> bool:
+        return segment.size >= self.identity.config.segment_bytes or self._is_overdue(segment)
+
+    def _is_overdue(self, segment: Segment) -> bool:
         config = self.identity.config
         lag = min(config.segment_ms, config.max_compaction_lag_ms)
-        return segment.size >= config.segment_bytes or (
-            segment.records > 0 and self.clock_ms() - segment.created_ms >= lag
-        )
+        return segment.records > 0 and self.clock_ms() - segment.created_ms >= lag
 
     def _abandon(self, parts: Iterable[int]) -> None:
         """Nothing of a batch counts: its bytes are dead, its segments are not appended to any more."""
@@ -315,14 +329,17 @@ class Writer:
 
     # -- rolling -----------------------------------------------------------------------------------
 
-    def _seal_active(self) -> None:
+    def _seal_active(self, only: Iterable[int] | None = None) -> None:
         parts: dict[str, list[Line]] = {}
+        chosen = sorted(self._active if only is None else only)
         with self._failures("a segment"):
-            for partition, active in sorted(self._active.items()):
+            for partition in chosen:
+                active = self._active[partition]
                 segment = self.state.partitions[partition].segments[-1]
                 parts[str(partition)] = [states.piece_line(active.seal(segment), begun=False)]
                 self.files.sync_directory(names.partition(self.root, partition))
-        self._active.clear()
+        for partition in chosen:
+            del self._active[partition]
         if parts:
             self._acknowledge({"n": self.state.n + 1, "t": "seal", "parts": parts})
 

@@ -4,7 +4,8 @@ changelog.json                       identity
 lock                                 held by the writer
 manifest/<epoch>.journal .head       what counts, and how far it is durable
 readers/<id>.view  <id>.lease        views of readers: by lock, and by time
-work/<epoch>/<owner>/                files of tasks that are not committed
+requests/<id>.compact  <id>.answer   what other processes ask the writer for
+work/<epoch>/<owner>/                files of tasks that are not committed, keys of a cleaner pass
 <partition>/<base>-<epoch>-<n>.arrows .index
 <partition>/store-<epoch>/           last values, disposable
 """
@@ -18,6 +19,7 @@ IDENTITY = "changelog.json"
 LOCK = "lock"
 MANIFEST = "manifest"
 READERS = "readers"
+REQUESTS = "requests"
 WORK = "work"
 
 _JOURNAL = re.compile(r"^([1-9][0-9]*)\.journal$")
@@ -73,6 +75,23 @@ def view(root: Path, reader: str) -> Path:
 
 def lease(root: Path, reader: str) -> Path:
     return root / READERS / f"{reader}.lease"
+
+
+def request(root: Path, identifier: str) -> Path:
+    return root / REQUESTS / f"{identifier}.compact"
+
+
+def request_id(name: str) -> str | None:
+    """The id of a request's file name, None for any other name."""
+    return name.removesuffix(".compact") if name.endswith(".compact") else None
+
+
+def answer(root: Path, identifier: str) -> Path:
+    return root / REQUESTS / f"{identifier}.answer"
+
+
+def answer_id(name: str) -> str | None:
+    return name.removesuffix(".answer") if name.endswith(".answer") else None
 
 
 def work(root: Path, epoch: int, owner: str | None = None) -> Path:

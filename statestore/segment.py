@@ -267,6 +267,11 @@ class SegmentReader:
         self._index_path = directory / names.segment_index(segment.name)
         self._data: pa.Buffer | None = None
 
+    @property
+    def mapped(self) -> tuple[int, int]:
+        """The addresses between which batches of uncompressed blocks lie; they stay valid with the batch."""
+        return (0, 0) if self._data is None else (self._data.address, self._data.address + self._data.size)
+
     def batches(self, from_offset: int = 0, to_offset: int | None = None) -> Iterator[pa.RecordBatch]:
         """Records with `from_offset` <= offset < `to_offset`, block by block, cut to the asked offsets.
 

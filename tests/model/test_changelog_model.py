@@ -12,12 +12,14 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pyarrow as pa
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from faults import KillAt, Killed
 from keyfold.checkpoints import Changelog, restore
+from keyfold.checkpoints.compactor import Aborted, clean_partition
 from keyfold.statestore.errors import CompactedAway
 from keyfold.statestore.hashing import partition_of
+from support.folds import IN_MEMORY
 from support.lives import bury
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"ab", b"a\0", b"\0", b"key-5", b"key-6"])
@@ -37,9 +39,11 @@ class ChangelogMachine(RuleBasedStateMachine):
         partitions=st.integers(1, 3),
         retention_ms=st.sampled_from([0, 1000, NEVER_MS]),
         auto=st.integers(0, 2),
+        compression=st.sampled_from(["none", "lz4"]),
+        map_bytes=st.sampled_from([1024, 1 << 20]),
     )
-    def create(self, partitions: int, retention_ms: int, auto: int) -> None:
-        self.directory = Path(tempfile.mkdtemp())
+    def create(self, partitions: int, retention_ms: int, auto: int, compression: str, map_bytes: int) -> None:
+        self.directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
         self.path = self.directory / "log"
         self.now_ms = 1_000_000
         self.partitions = partitions
@@ -48,6 +52,8 @@ class ChangelogMachine(RuleBasedStateMachine):
             "cleaner.threads": 0,
             "delete.retention.ms": retention_ms,
             "anchors.auto": auto,
+            "compression.type": compression,
+            "cleaner.dedupe.buffer.size": map_bytes,
         }
         self.records: list[list[Record]] = [[] for _ in range(partitions)]
         self.commits: list[list[int]] = []
@@ -124,6 +130,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         else:
             self.batch -= 1
             assert last == (self.batch if self.batch >= 0 else None)
+        self.check_now()
 
     @rule()
     def reopen(self) -> None:
@@ -134,6 +141,26 @@ class ChangelogMachine(RuleBasedStateMachine):
     def compact(self, later_ms: int) -> None:
         self.now_ms += later_ms
         self.log.compact()
+        self.check_now()
+
+    @rule(partition=st.integers(0, 2), steps=st.integers(0, 25), spill_all=st.booleans())
+    def clean_and_stop(self, partition: int, steps: int, spill_all: bool) -> None:
+        """A pass that is broken off anywhere, also between two of its groups."""
+
+        def pace(size: int) -> None:
+            nonlocal steps
+            steps -= 1
+            if steps < 0:
+                raise Aborted
+
+        self.log.host.writer.seal_active()
+        with suppress(Aborted):
+            clean_partition(self.log.host.writer, partition % self.partitions, pace, spill_all=spill_all)
+        self.check_now()
+
+    @rule(first=st.integers(0, 100), value=VALUES)
+    def append_more_keys_than_the_small_map_holds(self, first: int, value: bytes | None) -> None:
+        self.append([(b"%d" % n, value) for n in range(first, first + 100)])
 
     @precondition(lambda self: self.commits)
     @rule(name=st.sampled_from(["x", "y"]))
@@ -180,16 +207,15 @@ class ChangelogMachine(RuleBasedStateMachine):
             o for o in final if o == max(i for i, (k, _) in enumerate(records) if k == records[o][0])
         } <= set(offsets)
 
-    @invariant()
-    def now_is_the_fold_of_everything(self) -> None:
-        if not hasattr(self, "log"):
-            return
+    def check_now(self) -> None:
+        """Called behind everything that may have lost or revived something."""
         ends = [len(r) for r in self.records]
         assert list(self.log.end_offsets().values()) == ends
         assert restore(self.path).to_dict() == self.fold(ends)
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
+            self.check_now()
             assert dict(self.log.store().all()) == self.fold([len(r) for r in self.records])
             self.log.close()
             shutil.rmtree(self.directory)
@@ -200,5 +226,14 @@ def table(rows: list[Record]) -> pa.Table:
     return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
+# On CI 1,000 examples each: two of them, so that two processes have work.
 TestChangelog = ChangelogMachine.TestCase
-TestChangelog.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=30)
+TestChangelog.settings = settings(max_examples=10 * settings().max_examples, stateful_step_count=20)
+
+
+class SameMachine(ChangelogMachine):
+    """With seeds of its own."""
+
+
+TestChangelogAgain = SameMachine.TestCase
+TestChangelogAgain.settings = TestChangelog.settings

@@ -1,0 +1,233 @@
+"""What partitions of a log are being cleaned, may not be, or cannot be; Kafka's `LogCleanerManager`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from keyfold.checkpoints.compactor import Aborted, PassStatistics, clean_partition
+from keyfold.checkpoints.section import Section, section_of
+from keyfold.checkpoints.throttle import Throttle
+from keyfold.checkpoints.writer import Writer
+from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed
+
+log = logging.getLogger("keyfold")
+
+#: A partition that fails so often in a row, other than by its disk, is given up until somebody asks for it.
+FAILURES_MAX: Final = 5
+_RETRY_SECONDS_MAX: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class _Failing:
+    times: int
+    retry_at: float
+
+
+class CleanerManager:
+    """The passes over one changelog: at most one at a time over each partition, by whomever.
+
+    Args:
+        clock: seconds, for the times between retries.
+    """
+
+    def __init__(self, writer: Writer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._in_progress: set[int] = set()
+        self._paused: Counter[int] = Counter()
+        self._failing: dict[int, _Failing] = {}
+        self._closed = False
+        self._throttle = Throttle(lambda: writer.identity.config.cleaner_io_max_bytes_per_second)
+        self._last: dict[int, PassStatistics] = {}
+        self._last_end: float | None = None
+
+    # -- choosing --------------------------------------------------------------------------------------------
+
+    def filthiest(self) -> tuple[float, int] | None:
+        """The partition that most needs a pass, and how much: its dirty ratio, or 2 where it is overdue by
+        `max.compaction.lag.ms`. None where no partition is due.
+        """
+        config = self._writer.identity.config
+        if "compact" not in config.cleanup_policy or self._writer.fenced:
+            return None
+        now_ms = self._writer.clock_ms()
+        best: tuple[float, int] | None = None
+        for number, section in self._sections():
+            if not section.dirty or not self._is_free(number):
+                continue
+            overdue = now_ms - section.dirty[0].created_ms > config.max_compaction_lag_ms
+            if overdue or section.dirty_ratio > config.min_cleanable_dirty_ratio:
+                rank = (2.0 if overdue else section.dirty_ratio, -number)
+                best = rank if best is None else max(best, rank)
+        return None if best is None else (best[0], -best[1])
+
+    def _sections(self) -> list[tuple[int, Section]]:
+        state = self._writer.state
+        return [(n, section_of(self._writer, state, n)) for n in range(len(state.partitions))]
+
+    def _is_free(self, number: int) -> bool:
+        failing = self._failing.get(number)
+        return (
+            number not in self._in_progress
+            and not self._paused[number]
+            and not self._writer.state.partitions[number].uncleanable
+            and (failing is None or failing.retry_at <= self._clock())
+        )
+
+    # -- cleaning --------------------------------------------------------------------------------------------
+
+    def clean_in_background(self, number: int) -> PassStatistics | None:
+        """A throttled pass over a partition that `filthiest` has named; None where another thread was faster,
+        it was stopped, or it failed. A failure is logged and counted, never raised.
+        """
+        with self._changed:
+            if self._closed or not self._is_free(number):
+                return None
+            self._in_progress.add(number)
+        try:
+            return self._pass(number, lambda size: self._throttle(size, lambda: self._check(number)))
+        except Aborted:
+            return None
+        except Exception as e:  # the thread must go on, whatever it was
+            self._failed(number, e)
+            return None
+        finally:
+            self._release(number)
+
+    def clean_now(self, number: int) -> list[PassStatistics]:
+        """Passes over a partition, not throttled, until nothing more can be folded; also over one that was
+        given up, which is taken back where it succeeds.
+
+        Raises:
+            ConfigError: cleaning is paused.
+            What `clean_partition` raises, and `Aborted`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: number not in self._in_progress)
+            self._check_not_paused(number)
+            self._in_progress.add(number)
+        try:
+            done = []
+            while (one := self._pass(number, lambda size: self._check(number))) is not None:
+                done.append(one)
+                p = self._writer.state.partitions[number]
+                if p.unique_end >= p.end or not p.segments:
+                    break
+            if self._writer.state.partitions[number].uncleanable:
+                self._writer.write_line({"t": "uncleanable", "partition": number, "reason": ""})
+            return done
+        finally:
+            self._release(number)
+
+    def _pass(self, number: int, pace: Callable[[int], None]) -> PassStatistics | None:
+        done = clean_partition(self._writer, number, pace)
+        self._failing.pop(number, None)
+        if done is not None:
+            self._last[number], self._last_end = done, self._clock()
+            log.info(
+                "changelog %s: cleaned partition %d: %d of %d records kept, %.2f s",
+                self._writer.root, number, done.records_kept, done.records_read, done.seconds,
+            )  # fmt: skip
+        return done
+
+    def _check(self, number: int) -> None:
+        if self._closed or self._paused[number]:
+            raise Aborted
+
+    def _release(self, number: int) -> None:
+        with self._changed:
+            self._in_progress.discard(number)
+            self._changed.notify_all()
+
+    def _failed(self, number: int, error: Exception) -> None:
+        config = self._writer.identity.config
+        times = 1 + (self._failing[number].times if number in self._failing else 0)
+        wait = min(config.cleaner_backoff_ms / 1000 * 2 ** min(times - 1, 20), _RETRY_SECONDS_MAX)
+        self._failing[number] = _Failing(times, self._clock() + wait)
+        what = str(error) if isinstance(error, KeyfoldError) else f"{type(error).__name__}: {error}"
+        root = self._writer.root
+        if times < FAILURES_MAX or isinstance(error, StorageFailed | OSError | MemoryError):
+            log.error(
+                "changelog %s: cleaning partition %d failed, tried again in %.0f s: %s",
+                root, number, wait, what,
+            )  # fmt: skip
+            return
+        log.critical(
+            "changelog %s: cleaning partition %d failed %d times; it is not cleaned any more until "
+            "`keyfold compact` succeeds: %s",
+            root, number, times, what,
+        )  # fmt: skip
+        try:
+            self._writer.write_line({"t": "uncleanable", "partition": number, "reason": what})
+        except KeyfoldError as e:
+            log.error("changelog %s: that partition %d is given up could not be noted: %s", root, number, e)
+
+    # -- pausing ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def paused(self, partitions: Iterable[int]) -> Iterator[None]:
+        """No pass goes over these partitions meanwhile; those that do are stopped first, and leave no trace
+        of the group they are at. Counted: a partition is cleaned again when the last pause has ended.
+        """
+        chosen = set(partitions)
+        with self._changed:
+            self._paused.update(chosen)
+            self._changed.wait_for(lambda: not chosen & self._in_progress)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused.subtract(chosen)
+                self._changed.notify_all()
+
+    def _check_not_paused(self, number: int) -> None:
+        if self._paused[number]:
+            raise ConfigError(
+                "Cleaning is paused.", path=self._writer.root, position=f"partition {number}",
+                expected="no pause", found=f"{self._paused[number]} pauses",
+                remedy="compact when the blocks of `cleaning_paused` have ended",
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop all passes and begin none any more; returns when they have ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._in_progress)
+
+    # -- telling ---------------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """What Kafka's cleaner tells, under its names.
+
+        Of the sections now: `max-dirty-percent`, `max-compaction-delay-secs` (age of the oldest dirty segment
+        that is past `max.compaction.lag.ms`), `uncleanable-partitions-count`, `uncleanable-bytes`. Of the
+        last pass over each partition: `cleaner-recopy-percent`, `max-buffer-utilization-percent`,
+        `max-clean-time-secs`. And `time-since-last-run-ms`, -1 before the first.
+        """
+        config, now_ms = self._writer.identity.config, self._writer.clock_ms()
+        sections = self._sections()
+        ages = [now_ms - s.dirty[0].created_ms for _, s in sections if s.dirty]
+        given_up = [s for n, s in sections if self._writer.state.partitions[n].uncleanable]
+        last = list(self._last.values())
+        read, kept = sum(p.bytes_read for p in last), sum(p.bytes_kept for p in last)
+        since = -1.0 if self._last_end is None else (self._clock() - self._last_end) * 1000
+        return {
+            "max-dirty-percent": 100 * max((s.dirty_ratio for _, s in sections), default=0.0),
+            "max-compaction-delay-secs": max(
+                (a / 1000 for a in ages if a > config.max_compaction_lag_ms), default=0.0
+            ),
+            "uncleanable-partitions-count": float(len(given_up)),
+            "uncleanable-bytes": float(sum(s.dirty_bytes for s in given_up)),
+            "cleaner-recopy-percent": 100 * kept / read if read else 0.0,
+            "max-buffer-utilization-percent": 100 * max((p.map_utilisation for p in last), default=0.0),
+            "max-clean-time-secs": max((p.seconds for p in last), default=0.0),
+            "time-since-last-run-ms": since,
+        }

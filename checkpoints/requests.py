@@ -1,0 +1,88 @@
+"""A process that may not write asks the one that does, through files in `requests/`.
+
+Who asks locks `requests/<id>.compact` and waits for `requests/<id>.answer`. The lock tells the writer whether
+anybody still waits: of one that has died, what it asked for is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from keyfold.statestore import names
+from keyfold.statestore.files import Files, OpenFile
+
+#: How often an answer is looked for, in seconds.
+_LOOK_SECONDS: Final = 0.1
+
+
+class Request:
+    """A request to compact, as a context manager: it is there until the context is left."""
+
+    def __init__(self, files: Files, root: Path) -> None:
+        self._files = files
+        self._id = uuid.uuid4().hex
+        self._path = names.request(root, self._id)
+        self._answer = names.answer(root, self._id)
+        self._lock: OpenFile | None = None
+
+    def __enter__(self) -> Request:
+        self._files.make_directory(self._path.parent)
+        self._lock = self._files.lock(self._path)
+        return self
+
+    def answer(self, seconds: float) -> dict[str, Any] | None:
+        """What the writer has answered, None if nothing so far; waits that long for it."""
+        until = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                found: dict[str, Any] = json.loads(self._files.read(self._answer))
+                return found
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_LOOK_SECONDS)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for path in (self._path, self._answer):
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+        if self._lock is not None:
+            self._files.close(self._lock)
+
+
+def open_requests(files: Files, root: Path) -> list[str]:
+    """The ids of requests that somebody waits for, unanswered. Those of the dead are removed."""
+    present = files.list_directory(root / names.REQUESTS)
+    asked = [i for i in map(names.request_id, present) if i is not None]
+    for answered in [i for i in map(names.answer_id, present) if i is not None]:
+        if answered not in asked:
+            _remove(files, names.answer(root, answered))
+    return [i for i in asked if _is_waited_for(files, root, i) and f"{i}.answer" not in present]
+
+
+def serve(files: Files, root: Path, request: str, compact: Callable[[], dict[str, Any]]) -> None:
+    """Answer one request with what `compact` returns."""
+    files.write_whole(names.answer(root, request), json.dumps(compact()).encode())
+
+
+def _is_waited_for(files: Files, root: Path, request: str) -> bool:
+    held = files.lock(names.request(root, request))
+    if held is None:
+        return True
+    _remove(files, names.request(root, request))
+    _remove(files, names.answer(root, request))
+    files.close(held)
+    return False
+
+
+def _remove(files: Files, path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(path)

@@ -1,0 +1,96 @@
+"""Key bytes that a pass must look at again, kept in temporary files instead of memory.
+
+The keys of uncompressed blocks stay where they are, in the mapped segments. Those of compressed blocks exist
+only as long as the block is decoded, so they are written, uncompressed, to files that are mapped as they
+grow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.keybytes import layout_of
+
+#: The size of one file. It is sparse until it is written, and mapped once.
+_FILE_BYTES: Final = 64 << 20
+_ALIGNMENT: Final = 8
+
+
+class KeySpill:
+    """Moves arrays of binary keys to mapped files in a directory of their own, which `close` removes.
+
+    No name is durable and nothing is synced: the files are void once the process has ended.
+
+    Raises (all methods):
+        OSError: the disk is full or failed.
+    """
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._files = files
+        self._directory = directory
+        self._file: OpenFile | None = None
+        self._data = pa.py_buffer(b"")
+        self._number = 0
+        self._used = 0
+
+    def hold(self, keys: pa.Array) -> pa.Array:
+        """The same keys, in a file."""
+        layout = layout_of(keys)
+        first, last = layout.span
+        data = pa.foreign_buffer(first, last - first, keys) if first < last else pa.py_buffer(b"")
+        offsets = (layout.offsets[: layout.rows + 1] - layout.offsets[0]).astype(np.int32)
+        parts = [pa.py_buffer(offsets), data]
+        sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
+        places = self._write(parts, sizes)
+        return pa.Array.from_buffers(pa.binary(), layout.rows, [None, *places])
+
+    def _write(self, parts: list[pa.Buffer], sizes: list[int]) -> list[pa.Buffer]:
+        if self._file is None or self._used + sum(sizes) > self._data.size:
+            self._file = self._begin(max(_FILE_BYTES, sum(sizes)))
+        file, data = self._file, self._data
+        places = []
+        for part, size in zip(parts, sizes, strict=True):
+            self._files.append(file, [part, bytes(size - part.size)])
+            places.append(data.slice(self._used, part.size))
+            self._used += size
+        return places
+
+    def _begin(self, size: int) -> OpenFile:
+        self._end()
+        if not self._number:
+            self._files.make_directory(self._directory)
+        path = self._directory / f"{self._number}.keys"
+        self._number += 1
+        file = self._files.create(path)
+        self._files.truncate(file, size)
+        self._data = self._files.map(path)
+        file.position = self._used = 0
+        return file
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._files.close(self._file)
+            self._file = None
+
+    def close(self) -> None:
+        """Remove the files; arrays that were held stay readable."""
+        self._end()
+        self._data = pa.py_buffer(b"")
+        if self._number:
+            self._files.remove_tree(self._directory)
+
+    def __enter__(self) -> KeySpill:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
