@@ -24,6 +24,7 @@ from crc32c import crc32c
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors.exceptions.captured import convert_exception
+from pyspark.sql import types as T
 
 from keyfold.statestore import names
 from keyfold.statestore.blocks import BLOCK_BYTES, HEADERS_TYPE, decode, encode, rebase, record_batch, split
@@ -67,8 +68,6 @@ class Staged:
 
 _NAMES: Final = tuple(f.name for f in fields(Staged))
 _FACTS: Final = pa.schema([pa.field(name, pa.int64()) for name in _NAMES])
-#: The same for Spark.
-FACTS_DDL: Final = ", ".join(f"{name} long" for name in _NAMES)
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,9 @@ def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
 
 def staged_by_tasks(records: DataFrame, stage: Stage) -> list[Staged]:
     """Every task writes its own rows; what they wrote, in the order of the DataFrame."""
-    rows = records.mapInArrow(stage, FACTS_DDL).collect()
+    # A schema as text would be parsed by the JVM in every batch.
+    facts = T.StructType([T.StructField(name, T.LongType()) for name in _NAMES])
+    rows = records.mapInArrow(stage, facts).collect()
     return sorted((Staged(*row) for row in rows), key=lambda s: s.task)
 
 

@@ -67,19 +67,20 @@ def test_segments_in_which_nothing_is_obsolete_stay_where_they_are(tmp_path: Pat
         assert restore(log.path).to_dict() == expected()
 
 
-@pytest.mark.parametrize("changed", [0, 59, 30])
+@pytest.mark.parametrize("changed", [0, 3, 5])
 def test_what_lies_in_front_of_the_first_change_of_a_segment_is_copied_too(
     tmp_path: Path, changed: int
 ) -> None:
-    """Blocks of one record each, so that a segment has many in front of the one that loses a record."""
-    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
-        for key in range(60):
-            append(log, range(key, key + 1))
+    """Records so large that each is a batch of its own for the fold."""
+    large = b"v" * (1 << 20)
+    with Changelog.open(tmp_path / "log", config={**CONFIG, "segment.bytes": "6MiB"}) as log:
+        for key in range(6):
+            append(log, range(key, key + 1), large)
         log.compact()
         append(log, range(changed, changed + 1), b"new")
         log.compact()
         state = restore(log.path).to_dict()
-        assert state == {b"%d" % k: b"new" if k == changed else VALUE for k in range(60)}
+        assert state == {b"%d" % k: b"new" if k == changed else large for k in range(6)}
 
 
 def on_disk(root: Path) -> int:
