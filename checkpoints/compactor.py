@@ -43,6 +43,7 @@ class PassStatistics:
     Attributes:
         bytes_kept: of what was read, what is left; `bytes_written` of it were copied, the rest stayed where
             it was.
+        io_bytes: everything that was read, some of it twice, and written: what the throttle counts.
         recopy_percent: bytes kept / bytes read (Kafka's `cleaner-recopy-percent`).
         map_utilisation: the share of `cleaner.dedupe.buffer.size` that was in use.
         dirty_percent: dirty bytes / all bytes of the section, before (Kafka's `max-dirty-percent`).
@@ -54,6 +55,7 @@ class PassStatistics:
     bytes_read: int
     bytes_kept: int
     bytes_written: int
+    io_bytes: int
     recopy_percent: float
     tombstones_dropped: int
     map_utilisation: float
@@ -102,7 +104,8 @@ class _Pass:
         self._writer = writer
         self._number = number
         self._section = section
-        self._pace = pace
+        self._told = pace
+        self._io_bytes = 0
         self._spill_all = spill_all
         self._config = writer.identity.config
         self._directory = names.partition(writer.root, number)
@@ -114,6 +117,10 @@ class _Pass:
         self._made: list[SegmentWriter] = []
         self._replaced: set[str] = set()
         self._view = contextlib.ExitStack()
+
+    def _pace(self, size: int) -> None:
+        self._io_bytes += size
+        self._told(size)
 
     def move_view(self) -> None:
         """Spare the files of the state of now, and no longer those of an older one."""
@@ -179,6 +186,7 @@ class _Pass:
             bytes_read=read,
             bytes_kept=kept,
             bytes_written=written,
+            io_bytes=self._io_bytes,
             recopy_percent=100 * kept / read,
             tombstones_dropped=counts.tombstones_dropped,
             map_utilisation=utilisation,

@@ -115,10 +115,10 @@ class LogConfig:
     """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is taken too.
 
     Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
-    `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned) and our own: `anchors.auto`, how
-    many of the last commits stay restorable, and `store.backlog.bytes`, how far last values may lag before
-    writers wait. `cleaner.io.max.bytes.per.second` bounds what the background cleaner reads and writes of one
-    changelog; a pass that is asked for is not held back.
+    `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned),
+    `cleaner.io.max.bytes.per.second` (128 MiB, not unlimited; of one changelog, and only of background
+    passes) and our own: `anchors.auto`, how many of the last commits stay restorable, and
+    `store.backlog.bytes`, how far last values may lag before writers wait.
 
     `snapshot.u` is another way to say `min.cleanable.dirty.ratio`, in the words of Raft (Ongaro's
     dissertation, section 5.1.3): a pass is due when u times the dirty section is larger than the clean one,
@@ -137,7 +137,7 @@ class LogConfig:
     cleaner_backoff_ms: int = _option("cleaner.backoff.ms", 15_000, _at_least(1, _ms))
     cleaner_threads: int = _option("cleaner.threads", 1, _at_least(0, _int))
     cleaner_io_max_bytes_per_second: int = _option(
-        "cleaner.io.max.bytes.per.second", UNLIMITED, _at_least(1 << 10, _bytes)
+        "cleaner.io.max.bytes.per.second", 128 << 20, _at_least(1 << 10, _bytes)
     )
     cleaner_dedupe_buffer_size: int = _option(
         "cleaner.dedupe.buffer.size", 128 << 20, _at_least(1024, _bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 import random
@@ -16,7 +17,7 @@ import pytest
 from keyfold.statestore import jsonvalues
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.typed import RAW, Columns
-from support.typed_golden import GOLDEN, NOT_FINITE, Golden, array, exact, map_of, struct
+from support.typed_golden import GOLDEN, NOT_FINITE, UTC, Golden, array, exact, map_of, struct
 
 
 def field(name: str, kind: Any, nullable: bool = True) -> dict[str, Any]:
@@ -242,6 +243,12 @@ def test_bytes_of_another_form_are_refused_by_position_and_without_their_content
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+def test_a_key_has_no_mark_of_values_that_are_not_finite() -> None:
+    of = columns(field("k", "double"), keys=("k",), key_format="json")
+    with pytest.raises(SchemaMismatch):
+        of.decode(pa.array([b' {"k":"NaN"}']), pa.array([b"{}"]))
+
+
 def test_a_raw_string_that_is_not_utf8_is_refused() -> None:
     of = columns(field("n", "long"))
     with pytest.raises(SchemaMismatch, match="UTF-8"):
@@ -263,6 +270,7 @@ def test_a_raw_string_that_is_not_utf8_is_refused() -> None:
         ("geometry(SRID:0)", "v"),
         ("decimal(5,-2)", "v"),
         ("decimal(39,0)", "v"),
+        ("decimal(5,6)", "v"),
         ("something", "v"),
         ({"type": "udt", "sqlType": "double"}, "v"),
         (array("variant"), "v[]"),
@@ -300,6 +308,7 @@ def test_a_collated_string_is_kept_in_a_value_and_refused_in_any_key() -> None:
     for bad in (
         field("v", map_of(inner, "long")),
         collated("v", map_of("string", "string"), "v.key"),
+        collated("v", map_of(array("string"), "string"), "v.key.element"),
         collated("k", "string", "k"),
         field("k", array(inner)),
     ):
@@ -400,6 +409,23 @@ def test_equal_keys_of_different_python_types_have_the_same_bytes() -> None:
     expected = b'{"d":"0x0.0p0","e":0.00}'
     for d, e in ((0, 0), (-0.0, Decimal("-0.000")), (np.float64(0), Decimal("0E+3"))):
         assert of.encode_key(d, e) == expected
+
+
+def test_a_timestamp_of_any_zone_is_the_same_moment_in_utc() -> None:
+    of = columns(field("t", "timestamp"), keys=("t",), key_format="json")
+    for hours in (-11, 0, 5.5):
+        moment = dt.datetime(2013, 1, 31, 20, 0, 0, 5, UTC).astimezone(dt.timezone(dt.timedelta(hours=hours)))
+        assert of.encode_key(moment) == b'{"t":"2013-01-31T20:00:00.000005Z"}'
+
+
+def test_a_number_in_a_float_key_is_the_nearest_float() -> None:
+    of = columns(field("f", "float"), keys=("f",), key_format="json")
+    assert of.encode_key(0.1) == of.encode_key(np.float32(0.1)) == b'{"f":"0x1.99999ap-4"}'
+
+
+def test_control_characters_are_escaped_as_spark_escapes_them() -> None:
+    of = columns(field("s", "string"), field("n", "long"), keys=("s", "n"), key_format="json")
+    assert of.encode_key("\b\t\n\f\r\v\x00\x7f", 1) == rb'{"s":"\b\t\n\f\r\u000B\u0000' + b'\x7f","n":1}'
 
 
 # -- added columns -------------------------------------------------------------------------------------------
