@@ -124,13 +124,15 @@ def _app(commit: Commit) -> dict[str, Any]:
 def _partition(place: Place, number: int, p: PartitionState) -> dict[str, Any]:
     cleanable = p.segments[:-1] if p.segments and not p.segments[-1].sealed else p.segments
     whole = sum(s.size for s in cleanable)
-    dirty = sum(s.size for s in cleanable if s.next > p.clean_end)
+    dirty = sum(s.size for s in cleanable if s.next > p.unique_end)
     return {
         "partition": number,
         "start_offset": p.start,
         "end_offset": p.end,
         "clean_end_offset": p.clean_end,
         "dirty_ratio": round(dirty / whole, 4) if whole else 0.0,
+        "last_clean_ms": p.passes[-1].time_ms if p.passes else None,
+        "uncleanable": p.uncleanable or None,
         "records": p.records,
         "tombstones": sum(s.tombstones for s in p.segments),
         "bytes": p.bytes,
@@ -182,6 +184,12 @@ def _show_stats(found: dict[str, Any], state: State, holder: Holder | None) -> N
     lines.append([None] * len(offsets) + [found["totals"][name] for name in amounts])
     headings = ("partition", "start", "end", "clean to", "dirty", *amounts)
     table(headings, lines, "Partitions (the last line: together)")
+    for p in found["partitions"]:
+        if p["uncleanable"]:
+            click.echo(
+                f"partition {p['partition']} is not cleaned any more until `keyfold compact` succeeds: "
+                f"{p['uncleanable']}"
+            )
 
 
 def _restorable(state: State) -> dict[str, int | None]:
