@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 
 from keyfold.checkpoints import Changelog, restore
+from keyfold.checkpoints.identity import read_identity
+from keyfold.checkpoints.journal import decode_line, encode_line, read_head
 from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import CompactedAway, Damaged
+from keyfold.statestore.files import LOCAL
+from keyfold.statestore.names import segment_index
+from keyfold.statestore.segment import SegmentReader, SegmentWriter, block_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "v1-whole"
@@ -42,6 +48,39 @@ def test_it_can_be_written_on(path: Path) -> None:
         log.drop_anchor("kept")
         log.compact()
         assert restore(path).to_dict() == STATE
+
+
+def test_what_is_written_again_has_the_same_bytes() -> None:
+    """Reading alone would not see a writer that orders, spaces or ends its files in another way."""
+    for line in (GOLDEN / "manifest" / "1.journal").read_bytes().splitlines(keepends=True):
+        read = decode_line(line[:-1])
+        assert read is not None
+        assert encode_line(read) == line
+    head = read_head(LOCAL, GOLDEN / "manifest" / "1.head")
+    assert head is not None
+    assert head.encode() in (GOLDEN / "manifest" / "1.head").read_bytes()
+    assert read_identity(LOCAL, GOLDEN).encode() == (GOLDEN / "changelog.json").read_bytes()
+
+
+def test_a_segment_that_is_sealed_again_has_the_same_bytes(path: Path, tmp_path: Path) -> None:
+    """Its blocks as they are: index, checksums and the end of the stream are made anew."""
+    with Changelog.open(path, mode="r") as log:
+        sealed = [(p, s) for p in range(2) for s in log.state.partitions[p].segments if s.sealed]
+    assert len(sealed) == 2
+    for partition, segment in sealed:
+        directory = GOLDEN / str(partition)
+        reader = SegmentReader(LOCAL, directory, segment)
+        data = (directory / segment.name).read_bytes()
+        writer = SegmentWriter(LOCAL, tmp_path, segment.name, segment.base, segment.created_ms)
+        for batch, entry in zip(reader.batches(), reader.index(), strict=True):
+            start = int(entry["position"])
+            block = block_of(batch, data[start : start + int(entry["length"])])
+            written = writer.append([block], block.last + 1)
+        again = writer.seal(replace(written, next=segment.next))
+        assert again == segment
+        assert (tmp_path / segment.name).read_bytes() == data
+        index = segment_index(segment.name)
+        assert (tmp_path / index).read_bytes() == (directory / index).read_bytes()
 
 
 @pytest.mark.parametrize(
