@@ -355,12 +355,16 @@ def _partition_faults(p: PartitionState, epoch: int) -> Iterator[tuple[str, obje
         yield "A tombstone was dropped in the dirty section.", f"below {p.clean_end}", p.dropped_tombstone
     if len({s.name for s in p.segments}) < len(p.segments):
         yield "A segment is named twice.", "each once", "two of one name"
-    if p.segments and (p.segments[0].base < p.start or p.segments[-1].next != p.end):
-        bounds = (p.segments[0].base, p.segments[-1].next)
-        yield "The segments do not end where the partition does.", f"from {p.start} on, to {p.end}", bounds
-    for a, b in zip(p.segments, p.segments[1:], strict=False):
-        if a.next != b.base:
-            yield f"Segment {b.name} does not begin where the one before it ends.", a.next, b.base
+    covered = p.start
+    for s in (*p.segments, None):
+        base = p.end if s is None else s.base
+        # A pass leaves no segment of a group whose records all go, so there are holes in the clean section.
+        if base < covered or covered < base > p.clean_end:
+            place = "The segments do not end where the partition does" if s is None else (
+                f"Segment {s.name} does not begin where the one before it ends"
+            )  # fmt: skip
+            yield f"{place}.", covered, base
+        covered = base if s is None else s.next
     for s in p.segments:
         made = names.segment_epoch(s.name)
         if made is None or made > epoch:

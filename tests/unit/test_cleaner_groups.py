@@ -5,6 +5,7 @@ between groups.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 
 from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.compactor import Aborted, clean_partition
+from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import CompactedAway, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 
@@ -250,3 +252,17 @@ def test_key_bytes_of_compressed_blocks_are_compared_in_a_temporary_file(
         assert ".keys" in made  # the keys of expired tombstones
         assert restore(log.path).to_dict() == {b"%d" % k: b"2" for k in range(2000) if k != 7}
         assert not list((log.path / "work").rglob("*.keys"))
+
+
+def test_groups_that_vanish_leave_no_damage_to_verify(tmp_path: Path) -> None:
+    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+        for start in range(0, 240, 60):
+            append(log, range(start, start + 60))
+            log.host.writer.seal_active()
+        log.compact()
+        append(log, range(60, 180), b"new")
+        log.compact()
+        bounds = [(s.base, s.next) for s in log.state.partitions[0].segments]
+        assert any(a[1] < b[0] for a, b in pairwise(bounds))
+        assert verify(log.path).damages == []
+        assert len(restore(log.path).to_dict()) == 240

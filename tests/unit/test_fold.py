@@ -6,6 +6,7 @@ import mmap
 import tracemalloc
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from keyfold.checkpoints.last_keys import LastKeys
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.hashing import xxh64
-from support.fold_model import HASHES, Record, batches, folded, records, same_hash
+from support.fold_model import HASHES, Record, batches, compacted, folded, map_end, records, same_hash
 
 P1, P2 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F
 M64 = (1 << 64) - 1
@@ -124,6 +125,19 @@ def test_every_interval_counts_its_own_keys() -> None:
     assert built(log, anchors=(2,), budget=64).end_offset == 5
     assert built(log, anchors=(2,), budget=48).end_offset == 3
     assert built(log, anchors=(2,), budget=32).end_offset == 2
+
+
+@pytest.mark.parametrize("hash_keys", [group_hash, same_hash])
+def test_a_map_ends_at_the_first_key_without_room_in_every_short_log(hash_keys: last_keys.HashKeys) -> None:
+    """All logs of five records and three keys, so also A B A C: a key that comes back needs no room again."""
+    for keys in product((b"a", b"b", b"c"), repeat=5):
+        log = log_of(*keys)
+        found = batches(log, [2])
+        for capacity in (1, 2):
+            offset_map = OffsetMap.build(partial(_same, found), 0, (), 16 * capacity, hash_keys)
+            assert offset_map.end_offset == map_end(log, (), capacity, 5), keys
+            kept, _ = compacted(log, 0, offset_map.end_offset, (), 0)
+            assert records(compact(partial(_same, found), offset_map, 0)) == kept, keys
 
 
 def test_a_map_ends_where_positions_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
