@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from keyfold.checkpoints import admission, anchoring, cleaner, hosting, reading, records
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.hosting import Host
-from keyfold.checkpoints.identity import Identity, check_partitions, read_identity
+from keyfold.checkpoints.identity import Identity, check_partitions, check_same_partitions, read_identity
 from keyfold.checkpoints.opening import Creation, View
 from keyfold.checkpoints.restore import At
+from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.state import Anchor, Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock
@@ -94,11 +95,11 @@ class Changelog:
                 "There is no such mode.", expected="'w' or 'r'", found=repr(mode), remedy="correct it"
             )
         if files.exists(root / "changelog.json"):
-            _check_same_partitions(root, read_identity(files, root), partitions)
+            check_same_partitions(root, read_identity(files, root), partitions)
         creation = Creation(partitions or 1, columns, changes)
         host = hosting.acquire(files, root, creation, clock_ms, steal=steal)
         try:
-            _check_same_partitions(root, host.writer.identity, partitions)
+            check_same_partitions(root, host.writer.identity, partitions)
             if config:
                 host.configure(config)
         except BaseException:
@@ -273,6 +274,22 @@ class Changelog:
         """
         return anchoring.drop_anchor(self._open_host().writer, name)
 
+    def rollback(self, to: At) -> Commit:
+        """Take everything behind a commit back, durably; returns the commit, which is the last one now.
+
+        Offsets behind it are given again to what is appended next. A query whose batches were taken back is
+        refused until it starts from `resume`, which gives its state and source position as of the commit.
+
+        Args:
+            to: the commit, as in `restore`.
+
+        Raises:
+            CompactedAway: the exact state at that commit no longer exists.
+            ConfigError: there is no such commit, or a named anchor lies behind it.
+        """
+        host = self._open_host()
+        return roll_back(host.writer, host.cleaning, to)
+
     # -- reading -----------------------------------------------------------------------------------
 
     @contextmanager
@@ -381,12 +398,3 @@ class Changelog:
                 remedy="open it to write",
             )  # fmt: skip
         return self._host
-
-
-def _check_same_partitions(root: Path, identity: Identity, partitions: int | None) -> None:
-    if partitions is not None and partitions != identity.partitions:
-        raise ConfigError(
-            "The number of partitions of a changelog cannot change.", path=root, expected=identity.partitions,
-            found=partitions,
-            remedy="leave `partitions=` out; to change it, restore into a new changelog",
-        )  # fmt: skip

@@ -62,6 +62,15 @@ def check_partitions(partitions: object) -> int:
     )  # fmt: skip
 
 
+def check_same_partitions(root: Path, identity: Identity, partitions: int | None) -> None:
+    if partitions is not None and partitions != identity.partitions:
+        raise ConfigError(
+            "The number of partitions of a changelog cannot change.", path=root, expected=identity.partitions,
+            found=partitions,
+            remedy="leave `partitions=` out; to change it, restore into a new changelog",
+        )  # fmt: skip
+
+
 def read_identity(files: Files, root: Path) -> Identity:
     """What the changelog at `root` is.
 

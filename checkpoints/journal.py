@@ -24,7 +24,8 @@ from typing import Final
 from crc32c import crc32c
 
 from keyfold.checkpoints import state as states
-from keyfold.checkpoints.state import Line, State
+from keyfold.checkpoints.segment_lines import Line
+from keyfold.checkpoints.state import State
 from keyfold.statestore import names
 from keyfold.statestore.blocks import FORMAT_VERSION
 from keyfold.statestore.errors import Damaged, FormatTooNew

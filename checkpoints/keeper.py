@@ -52,6 +52,7 @@ class Keeper:
         self._stores: list[LastValues | None] = [None] * count
         self._dropped_seen = [-1] * count
         self._started_at = [0] * count
+        self._generations = [p.generation for p in writer.state.partitions]
         self._wanted: tuple[int, ...] | None = None
         self._eager = "compact" in writer.identity.config.cleanup_policy
         self._failure: BaseException | None = None
@@ -178,10 +179,10 @@ class Keeper:
         )
 
     def _must_rebuild(self, number: int, store: LastValues, p: PartitionState) -> bool:
-        """Ahead of the log, or possibly blind to a delete whose tombstone is gone, or to keys that retention
-        dropped.
+        """Ahead of the log, of another generation, or possibly blind to a delete whose tombstone is gone, or
+        to keys that retention dropped.
         """
-        if store.applied > p.end:
+        if store.applied > p.end or self._generations[number] != p.generation:
             return True
         missed_delete = p.dropped_tombstone > self._dropped_seen[number] and reading.misses_delete(
             p, store.applied
@@ -215,6 +216,7 @@ class Keeper:
             self._discard(number)
             store = self._open(state, number)
         self._dropped_seen[number] = p.dropped_tombstone
+        self._generations[number] = p.generation
         if store.applied == 0:
             self._started_at[number] = p.start
         self._stores[number] = store

@@ -8,6 +8,7 @@ A line is a JSON object with its number `n` (dense for the changelog's life) and
 - `swap`: one cleaner pass over one partition: files out, files in
 - `delete`: retention moved a log's start
 - `anchor`, `unanchor`: a commit must stay restorable, or need not any more
+- `rollback`: everything behind a commit is taken back
 - `uncleanable`: the cleaner has given up a partition, or, with an empty reason, has taken it back
 """
 
@@ -15,16 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
 
+from keyfold.checkpoints.segment_lines import Line, grown, segment_from, segment_line
 from keyfold.statestore.blocks import FORMAT_VERSION
-from keyfold.statestore.segment import Mark, Segment
-
-Line: TypeAlias = dict[str, Any]
-
-#: More marks than this on one segment are thinned out: every second one goes, which makes checked ranges
-#: longer.
-_MARKS_MAX = 512
+from keyfold.statestore.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,8 @@ class PartitionState:
         passes: for tombstones' delete horizons, ascending.
         splits: anchor offsets that kept older records of a key inside the clean section.
         dropped_tombstone: highest offset of a tombstone that is gone, -1 for none.
-        generation: counts rollbacks; a swap made for another generation is void.
+        cuts: where each rollback has cut the log; a swap that was made before one is void, and so is the
+            position of a reader behind it.
         uncleanable: why the cleaner has given this partition up, empty if it has not.
     """
 
@@ -60,8 +56,13 @@ class PartitionState:
     passes: tuple[Pass, ...] = ()
     splits: tuple[int, ...] = ()
     dropped_tombstone: int = -1
-    generation: int = 0
+    cuts: tuple[int, ...] = ()
     uncleanable: str = ""
+
+    @property
+    def generation(self) -> int:
+        """Counts rollbacks."""
+        return len(self.cuts)
 
     @property
     def bytes(self) -> int:
@@ -172,21 +173,9 @@ def _seal(state: State, line: Line) -> State:
         segments = list(p.segments)
         for piece in pieces:
             before = segments.pop() if segments and segments[-1].name == piece["file"] else None
-            segments.append(_grown(before, piece))
+            segments.append(grown(before, piece))
         partitions[int(key)] = replace(p, segments=tuple(segments), end=segments[-1].next)
     return replace(state, partitions=tuple(partitions))
-
-
-def _grown(before: Segment | None, piece: Line) -> Segment:
-    segment = segment_from(piece)
-    if segment.sealed:
-        return segment
-    if before is None:
-        position, crc = piece["start"]
-        marks: tuple[Mark, ...] = (Mark(position, segment.base, crc),)
-    else:
-        marks = before.marks
-    return replace(segment, marks=thin((*marks, Mark(segment.size, segment.next, piece["crc"]))))
 
 
 def _swap(state: State, line: Line) -> State:
@@ -219,6 +208,36 @@ def _delete(state: State, line: Line) -> State:
     return _with_partition(state, line["partition"], changed)
 
 
+def _rollback(state: State, line: Line) -> State:
+    """Cut every partition at its end as of a commit, and forget the commits and anchors behind that one."""
+    partitions = []
+    for number, (p, end) in enumerate(zip(state.partitions, line["ends"], strict=True)):
+        swapped = line["parts"].get(str(number), {"out": [], "in": []})
+        kept = [s for s in p.segments if s.name not in swapped["out"]]
+        passes = {min(x.clean_end, end): x.time_ms for x in reversed(p.passes)}
+        partitions.append(
+            replace(
+                p,
+                segments=(*kept, *(segment_from(s) for s in swapped["in"])),
+                end=end,
+                clean_end=min(p.clean_end, end),
+                unique_end=min(p.unique_end, end),
+                passes=tuple(Pass(*x) for x in sorted(passes.items())),
+                splits=tuple(x for x in p.splits if x < end),
+                dropped_tombstone=min(p.dropped_tombstone, end - 1),
+                cuts=(*p.cuts, end),
+            )
+        )
+    commits = tuple(c for c in state.commits if c.number <= line["commit"])
+    return replace(
+        state,
+        partitions=tuple(partitions),
+        commits=commits,
+        apps={c.app: c for c in commits},
+        anchors={k: a for k, a in state.anchors.items() if a.commit <= line["commit"]},
+    )
+
+
 def _uncleanable(state: State, line: Line) -> State:
     p = state.partitions[line["partition"]]
     return _with_partition(state, line["partition"], replace(p, uncleanable=line["reason"]))
@@ -240,6 +259,7 @@ _APPLY: dict[str, Callable[[State, Line], State]] = {
     "delete": _delete,
     "anchor": _anchor,
     "unanchor": _unanchor,
+    "rollback": _rollback,
     "uncleanable": _uncleanable,
 }
 
@@ -250,16 +270,26 @@ def _with_partition(state: State, number: int, partition: PartitionState) -> Sta
     return replace(state, partitions=tuple(partitions))
 
 
-def thin(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
-    """At most `_MARKS_MAX` marks; the first and the last stay."""
-    return marks if len(marks) <= _MARKS_MAX else (*marks[:-1:2], marks[-1])
-
-
 def pruned(state: State) -> State:
-    """Without the commits whose state cannot be restored any more."""
+    """Without most of the commits whose state cannot be restored any more.
+
+    Of those, two kinds stay: what an app had committed last when a restorable commit was made, because a
+    rollback must know, and the first behind a restorable one, because a time that lies behind it means
+    neither of the two.
+    """
     anchored = {a.commit for a in state.anchors.values()}
-    kept = tuple(c for c in state.commits if c.number in anchored or state.restorable(c.ends))
-    return replace(state, commits=kept)
+    kept: set[int] = set()
+    last: dict[str, int] = {}
+    behind_kept = False
+    for c in state.commits:
+        last[c.app] = c.number
+        restorable = c.number in anchored or state.restorable(c.ends)
+        if restorable:
+            kept.update(last.values())
+        elif behind_kept:
+            kept.add(c.number)
+        behind_kept = restorable
+    return replace(state, commits=tuple(c for c in state.commits if c.number in kept))
 
 
 # -- the whole state as a line, and back -----------------------------------------------------------
@@ -312,7 +342,7 @@ def _partition_line(p: PartitionState) -> Line:
         "passes": [[x.clean_end, x.time_ms] for x in p.passes],
         "splits": list(p.splits),
         "dropped_tombstone": p.dropped_tombstone,
-        "generation": p.generation,
+        "cuts": list(p.cuts),
         "uncleanable": p.uncleanable,
         "segments": [segment_line(s) for s in p.segments],
     }
@@ -328,46 +358,9 @@ def _partition_from(line: Line) -> PartitionState:
         passes=tuple(Pass(*x) for x in line["passes"]),
         splits=tuple(line["splits"]),
         dropped_tombstone=line["dropped_tombstone"],
-        generation=line["generation"],
+        cuts=tuple(line.get("cuts", ())),
         uncleanable=line.get("uncleanable", ""),
     )
-
-
-def segment_line(s: Segment) -> Line:
-    line: Line = {
-        "file": s.name,
-        "base": s.base,
-        "next": s.next,
-        "size": s.size,
-        "records": s.records,
-        "tombstones": s.tombstones,
-        "max_timestamp": s.max_timestamp,
-        "created": s.created_ms,
-    }
-    if s.index_crc is not None:
-        line["index_crc"] = s.index_crc
-    else:
-        line["marks"] = [[m.position, m.next_offset, m.crc] for m in s.marks]
-    return line
-
-
-def segment_from(line: Line) -> Segment:
-    return Segment(
-        line["file"], line["base"], line["next"], line["size"], line["records"], line["tombstones"],
-        line["max_timestamp"], line["created"], line.get("index_crc"),
-        tuple(Mark(*m) for m in line.get("marks", ())),
-    )  # fmt: skip
-
-
-def piece_line(after: Segment, *, begun: bool) -> Line:
-    """How a line names a segment that grew or was sealed; `begun`: the manifest has not named it before."""
-    line = segment_line(after)
-    if not after.sealed:
-        del line["marks"]
-        line["crc"] = after.marks[-1].crc
-        if begun:
-            line["start"] = [after.marks[0].position, after.marks[0].crc]
-    return line
 
 
 def _commit_line(c: Commit) -> Line:

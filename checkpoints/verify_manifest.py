@@ -17,7 +17,8 @@ from keyfold.checkpoints import state as states
 from keyfold.checkpoints.damages import MISSING, Damages
 from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.journal import Head, decode_line
-from keyfold.checkpoints.state import Commit, Line, PartitionState, State
+from keyfold.checkpoints.segment_lines import Line
+from keyfold.checkpoints.state import Commit, PartitionState, State
 from keyfold.checkpoints.writer import journal_epochs
 from keyfold.statestore import names
 from keyfold.statestore.blocks import FORMAT_VERSION

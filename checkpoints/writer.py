@@ -20,7 +20,8 @@ from typing import Final
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.journal import JournalWriter
-from keyfold.checkpoints.state import Commit, Line, State
+from keyfold.checkpoints.segment_lines import Line, piece_line
+from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.views import Garbage
 from keyfold.statestore import names
 from keyfold.statestore.errors import StorageFailed, WriterFenced
@@ -247,7 +248,7 @@ class Writer:
         grown = new_file = False
         for block in blocks(next_offset):
             if active is not None and current is not None and self._is_full(current):
-                pieces.append(states.piece_line(active.seal(current), begun=current.name not in known))
+                pieces.append(piece_line(active.seal(current), begun=current.name not in known))
                 active = None
                 new_file = True
             if active is None:
@@ -258,7 +259,7 @@ class Writer:
             grown = True
         if grown and active is not None and current is not None:
             active.sync()
-            pieces.append(states.piece_line(current, begun=current.name not in known))
+            pieces.append(piece_line(current, begun=current.name not in known))
         if new_file:
             self.files.sync_directory(names.partition(self.root, partition))
         return pieces
@@ -336,7 +337,7 @@ class Writer:
             for partition in chosen:
                 active = self._active[partition]
                 segment = self.state.partitions[partition].segments[-1]
-                parts[str(partition)] = [states.piece_line(active.seal(segment), begun=False)]
+                parts[str(partition)] = [piece_line(active.seal(segment), begun=False)]
                 self.files.sync_directory(names.partition(self.root, partition))
         for partition in chosen:
             del self._active[partition]

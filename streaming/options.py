@@ -6,7 +6,7 @@ import difflib
 import json
 import os.path
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 from urllib.parse import unquote, urlparse
@@ -41,6 +41,7 @@ _USES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 _FOLLOWING: Final = ("startingOffsets", "endingOffsets", "failOnDataLoss", "maxOffsetsPerTrigger")
 
 _VIEW_TIMEOUT_MS: Final = 600_000
+_POSITION_FIELDS: Final = frozenset({"keyfold", "offsets", "snapshot", "generations"})
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class Offsets:
         uuid: of the changelog.
         offsets: partition → the next offset to read.
         snapshot: partition → the mark of `positions.snapshot_mark`, where one is kept.
+        generations: partition → how often it had been rolled back, where it had been.
     """
 
     uuid: str
     offsets: Mapping[int, int]
     snapshot: Mapping[int, str]
+    generations: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         written: dict[str, Any] = {
@@ -64,23 +67,30 @@ class Offsets:
         }
         if self.snapshot:
             written["snapshot"] = {str(p): mark for p, mark in sorted(self.snapshot.items())}
+        if self.generations:
+            written["generations"] = {str(p): g for p, g in sorted(self.generations.items())}
         return written
 
     @classmethod
     def from_json(cls, written: object) -> Offsets:
         """Raises `ValueError` where it has another form."""
-        if not isinstance(written, dict) or not set(written) <= {"keyfold", "offsets", "snapshot"}:
-            raise ValueError("other fields than keyfold, offsets and snapshot")
-        uuid, offsets, snapshot = written.get("keyfold"), written.get("offsets"), written.get("snapshot", {})
+        if not isinstance(written, dict) or not set(written) <= _POSITION_FIELDS:
+            raise ValueError(f"other fields than {', '.join(sorted(_POSITION_FIELDS))}")
+        uuid, offsets = written.get("keyfold"), written.get("offsets")
+        snapshot, generations = written.get("snapshot", {}), written.get("generations", {})
         if not isinstance(uuid, str) or not isinstance(offsets, dict) or not isinstance(snapshot, dict):
             raise ValueError("no uuid under keyfold, or no object under offsets")
-        if not all(k.isdigit() and type(o) is int and o >= 0 for k, o in offsets.items()):
-            raise ValueError(
-                "an offset that is no whole number from 0, or is not under its partition's number"
-            )
+        if not isinstance(generations, dict):
+            raise ValueError("no object under generations")
+        for numbers in (offsets, generations):
+            if not all(k.isdigit() and type(o) is int and o >= 0 for k, o in numbers.items()):
+                raise ValueError(
+                    "an offset that is no whole number from 0, or is not under its partition's number"
+                )
         if not all(k.isdigit() and isinstance(mark, str) for k, mark in snapshot.items()):
             raise ValueError("a snapshot mark that is no text")
-        return cls(uuid, {int(k): o for k, o in offsets.items()}, {int(k): m for k, m in snapshot.items()})
+        of = ({int(k): x for k, x in part.items()} for part in (offsets, snapshot, generations))
+        return cls(uuid, *of)
 
 
 @dataclass(frozen=True)

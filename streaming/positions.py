@@ -1,11 +1,12 @@
 """Positions in a changelog: where a reader is, whether it may go on from there, and how far one trigger goes.
 
-A reader that goes on from position p of a partition has seen records below p. Two things can have happened to
-it:
+A reader that goes on from position p of a partition has seen records below p. Three things can have happened
+to it:
 
 - retention has moved the log's start beyond p: records are gone that it has never seen;
 - the cleaner has dropped a tombstone at p or above, whose key it may have seen below p: it would keep that
-  key for ever.
+  key for ever;
+- the log was rolled back to below p: it has seen records that are not there any more.
 
 `PartitionState.dropped_tombstone` is the highest offset of such a tombstone, so above it, and at 0, every
 position is safe. A reader that began at the log's start and is not above it yet (a rate limit, a restart) is
@@ -42,6 +43,7 @@ def resolved(wanted: str | Offsets, state: State, uuid: str, root: Path) -> Offs
 
     Raises:
         ConfigError: the JSON is of another changelog, or of other partitions.
+        CompactedAway: the log was rolled back to below that position.
     """
     if isinstance(wanted, Offsets):
         check_same(wanted.uuid, uuid, root)
@@ -52,8 +54,21 @@ def resolved(wanted: str | Offsets, state: State, uuid: str, root: Path) -> Offs
                 found=", ".join(str(p) for p in sorted(wanted.offsets)) or "none",
                 remedy="give one offset for each partition",
             )  # fmt: skip
+        _check_generations(wanted, state, root)
         return wanted
     return marked(uuid, [p.start if wanted == EARLIEST else p.end for p in state.partitions], state)
+
+
+def _check_generations(position: Offsets, state: State, root: Path) -> None:
+    for number, p in enumerate(state.partitions):
+        offset, known = position.offsets[number], position.generations.get(number, 0)
+        if known > p.generation or offset > min(p.cuts[known:], default=offset):
+            raise CompactedAway(
+                "The log was rolled back: this reader has seen records that are not there any more.",
+                path=names.partition(root, number), position=f"partition {number}, offset {offset}",
+                expected=f"a position of generation {p.generation}", found=f"generation {known}",
+                remedy='begin again with startingOffsets "earliest" and a new checkpoint, or by resume(...)',
+            )  # fmt: skip
 
 
 def check_same(found: object, uuid: str, root: Path) -> None:
@@ -73,7 +88,12 @@ def marked(uuid: str, offsets: Sequence[int], state: State) -> Offsets:
         for number, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
         if misses_delete(p, offset)
     }
-    return Offsets(uuid, dict(enumerate(offsets)), marks)
+    return Offsets(uuid, dict(enumerate(offsets)), marks, generations(state))
+
+
+def generations(state: State) -> dict[int, int]:
+    """Partition → how often it was rolled back, where it was."""
+    return {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
 
 
 def snapshot_mark(p: PartitionState, offset: int) -> str:

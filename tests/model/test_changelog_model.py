@@ -11,13 +11,15 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from faults import KillAt, Killed
 from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.compactor import Aborted, clean_partition
-from keyfold.statestore.errors import CompactedAway
+from keyfold.checkpoints.verify import verify
+from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.hashing import partition_of
 from support.folds import IN_MEMORY
 from support.lives import bury
@@ -32,7 +34,7 @@ Record = tuple[bytes, bytes | None]
 
 class ChangelogMachine(RuleBasedStateMachine):
     """`records[p]` is all that was ever committed to a partition, at its offset; `commits` where each commit
-    ended.
+    ended, None where it was rolled back.
     """
 
     @initialize(
@@ -56,7 +58,8 @@ class ChangelogMachine(RuleBasedStateMachine):
             "cleaner.dedupe.buffer.size": map_bytes,
         }
         self.records: list[list[Record]] = [[] for _ in range(partitions)]
-        self.commits: list[list[int]] = []
+        self.commits: list[list[int] | None] = []
+        self.batch_of: dict[int, int] = {}
         self.anchors: dict[str, int] = {}
         self.batch = -1
         self.log = self.open(KillAt())
@@ -75,6 +78,11 @@ class ChangelogMachine(RuleBasedStateMachine):
         for key, value in rows:
             self.records[partition_of(key, self.partitions)].append((key, value))
         self.commits.append([len(r) for r in self.records])
+        self.batch_of[len(self.commits)] = self.batch
+
+    def alive(self) -> list[int]:
+        """The numbers of the commits that were not rolled back."""
+        return [n for n, ends in enumerate(self.commits, 1) if ends is not None]
 
     def fold(self, ends: list[int]) -> dict[bytes, bytes]:
         state: dict[bytes, bytes] = {}
@@ -167,7 +175,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     def set_anchor(self, name: str) -> None:
         if name not in self.anchors:
             self.log.anchor(name)
-            self.anchors[name] = len(self.commits)
+            self.anchors[name] = self.alive()[-1]
 
     @precondition(lambda self: self.anchors)
     @rule(data=st.data())
@@ -176,20 +184,46 @@ class ChangelogMachine(RuleBasedStateMachine):
         self.log.drop_anchor(name)
         del self.anchors[name]
 
+    @precondition(lambda self: self.commits)
+    @rule(data=st.data())
+    def roll_back(self, data: st.DataObject) -> None:
+        """To any commit whose state is exact, unless a named anchor lies behind it; the rest never was."""
+        alive = self.alive()
+        commit = data.draw(st.sampled_from(alive))
+        if any(c > commit for c in self.anchors.values()):
+            with pytest.raises((ConfigError, CompactedAway)):
+                self.log.rollback(commit)
+            return
+        try:
+            done = self.log.rollback(commit)
+        except CompactedAway:
+            assert commit != alive[-1]
+            return
+        assert done.number == commit
+        ends = self.commits[commit - 1]
+        assert ends is not None
+        self.records = [records[:end] for records, end in zip(self.records, ends, strict=True)]
+        self.commits[commit:] = [None] * (len(self.commits) - commit)
+        self.batch = self.batch_of[commit]
+        assert self.log.last_batch("m") == (self.batch if self.batch >= 0 else None)
+        self.check_now()
+
     @rule(data=st.data())
     def restore_any_commit(self, data: st.DataObject) -> None:
         """Exactly the fold up to there, or a refusal; never an approximation."""
         for name, commit in self.anchors.items():
-            assert restore(self.path, at=name).to_dict() == self.fold(self.commits[commit - 1])
+            assert restore(self.path, at=name).to_dict() == self.fold(self.commits[commit - 1] or [])
         if not self.commits:
             return
         commit = data.draw(st.integers(1, len(self.commits)))
         try:
             found = restore(self.path, at=commit).to_dict()
         except CompactedAway:
-            assert commit != len(self.commits)
+            assert commit != self.alive()[-1]
             return
-        assert found == self.fold(self.commits[commit - 1])
+        ends = self.commits[commit - 1]
+        assert ends is not None
+        assert found == self.fold(ends)
 
     @rule(data=st.data())
     def read_from_any_offset(self, data: st.DataObject) -> None:
@@ -217,6 +251,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         if hasattr(self, "log"):
             self.check_now()
             assert dict(self.log.store().all()) == self.fold([len(r) for r in self.records])
+            assert verify(self.path).damages == []
             self.log.close()
             shutil.rmtree(self.directory)
 

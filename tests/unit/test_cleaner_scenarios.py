@@ -205,7 +205,7 @@ def test_a_rolled_back_partition_ends_the_pass(log: Changelog) -> None:
     writer = log.host.writer
 
     def pace(size: int) -> None:
-        p = replace(writer.state.partitions[0], generation=1)
+        p = replace(writer.state.partitions[0], cuts=(20,))
         writer.state = replace(writer.state, partitions=(p,))
 
     with pytest.raises(Aborted):

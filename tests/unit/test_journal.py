@@ -17,7 +17,8 @@ from keyfold.checkpoints.journal import (
     read_head,
     read_journal,
 )
-from keyfold.checkpoints.state import Line, State
+from keyfold.checkpoints.segment_lines import Line
+from keyfold.checkpoints.state import State
 from keyfold.statestore import names
 from keyfold.statestore.errors import Damaged, FormatTooNew
 from keyfold.statestore.files import LOCAL

@@ -14,7 +14,7 @@ import pytest
 from crc32c import crc32c
 
 from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.state import segment_line
+from keyfold.checkpoints.segment_lines import segment_line
 from keyfold.checkpoints.verify import verify
 from keyfold.statestore.blocks import RECORD_SCHEMA, encode
 from keyfold.statestore.files import LOCAL

@@ -1,0 +1,100 @@
+"""Taking everything behind a commit back: state, log and source position are those of that commit again.
+
+Segments behind the commit go, one that reaches beyond it is copied up to there, and one manifest line makes
+it so. The line counts the generation of every partition up: a cleaner pass that began before is void,
+last-value stores are built anew, and a reader that had gone further is told. The app's own checkpoint is
+further on than the log now, so its query is refused until it starts from `resume`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from keyfold.checkpoints import reading
+from keyfold.checkpoints.cleaner_manager import CleanerManager
+from keyfold.checkpoints.copying import copied
+from keyfold.checkpoints.restore import At, commit_at, ends_at
+from keyfold.checkpoints.segment_lines import Line, segment_line
+from keyfold.checkpoints.state import Commit, State
+from keyfold.checkpoints.writer import Writer
+from keyfold.statestore import names
+from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.segment import Segment, SegmentWriter
+
+
+def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
+    """Truncate to a commit, see `Changelog.rollback`."""
+    with cleaning.paused(range(len(writer.state.partitions))), writer.exclusive:
+        commit, ends = _target(writer.state, writer, to)
+        _check_anchors(writer, commit)
+        # Sealed, because only of a sealed segment a part can be copied while it goes.
+        writer.seal_active()
+        state = writer.state
+        made: list[SegmentWriter] = []
+        try:
+            parts = {
+                str(number): part
+                for number, end in enumerate(ends)
+                if (part := _cut(writer, state, number, end, made)) is not None
+            }
+        except BaseException as e:
+            for segment in made:
+                with contextlib.suppress(OSError):
+                    segment.abandon(None)
+            if isinstance(e, OSError):
+                raise StorageFailed(
+                    "The log could not be cut; it is as it was.", path=e.filename or writer.root,
+                    expected="a write that succeeds", found=f"{type(e).__name__}: {e.strerror or e}",
+                    remedy="free or repair the disk, then roll back again",
+                ) from e  # fmt: skip
+            raise
+        writer.write_line({"t": "rollback", "commit": commit.number, "ends": list(ends), "parts": parts})
+        for number, part in parts.items():
+            directory = names.partition(writer.root, int(number))
+            old = [directory / name for name in part["out"]]
+            old += [directory / names.segment_index(name) for name in part["out"]]
+            writer.garbage.add(writer.state.n, old)
+    writer.garbage.collect()
+    return commit
+
+
+def _target(state: State, writer: Writer, to: At) -> tuple[Commit, tuple[int, ...]]:
+    ends = ends_at(state, writer.root, to)
+    if isinstance(to, str):
+        number = state.anchors[to].commit
+        commit = next((c for c in state.commits if c.number == number), None)
+    elif to is None or isinstance(to, dict):
+        raise ConfigError(
+            "A rollback goes to a commit.", path=writer.root,
+            expected="a commit number, (app_id, batch_id), an anchor's name or a time", found=repr(to),
+            remedy="correct to=",
+        )  # fmt: skip
+    else:
+        commit = commit_at(state, writer.root, to)
+    assert commit is not None  # an anchored commit is never forgotten
+    return commit, ends
+
+
+def _check_anchors(writer: Writer, commit: Commit) -> None:
+    """Somebody wanted to keep what an anchor names; pins of `resume` are not meant to last."""
+    behind = sorted(a.name for a in writer.state.anchors.values() if a.commit > commit.number and not a.app)
+    if behind:
+        raise ConfigError(
+            "An anchor lies behind the commit to go back to.", path=writer.root,
+            expected=f"no anchor behind commit {commit.number}", found=", ".join(behind),
+            remedy="drop it first, if its state is not needed any more",
+        )  # fmt: skip
+
+
+def _cut(writer: Writer, state: State, number: int, end: int, made: list[SegmentWriter]) -> Line | None:
+    """What of a partition goes, and what replaces it; None where nothing lies behind `end`."""
+    out: list[Segment] = [s for s in state.partitions[number].segments if s.next > end]
+    if not out:
+        return None
+    added: list[Segment] = []
+    if out[0].base < end:
+        directory = names.partition(writer.root, number)
+        kept = reading.read_segments(writer.files, directory, (out[0],), out[0].base, end)
+        added = copied(writer, number, (replace(out[0], next=end),), kept, lambda size: None, made)
+    return {"out": [s.name for s in out], "in": [segment_line(s) for s in added]}
