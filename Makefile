@@ -12,6 +12,7 @@ DEMO := .venv-demo
 TEST := .venv-test
 LOWEST := .venv-lowest
 DELTA := .venv-delta
+KAFKA := .kafka-jars
 
 # The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
 INSTALLED := installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -32,10 +33,10 @@ help:  ## Show this list
 demo: check-java $(DEMO)/$(INSTALLED)  ## Run the flights example on real data: counters, a crash, a restore, a comparison
 	$(DEMO)/bin/python examples/flights/demo.py $(ARGS)
 
-test: check-java $(TEST)/$(INSTALLED)  ## Run all tests but the soak ones. ARGS="tests/unit -k tree" runs some
+test: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete  ## Run all tests but the soak ones. ARGS="tests/unit -k tree" runs some
 	$(PYTEST) $(if $(findstring -n ,$(ARGS)),,$(PARALLEL)) $(ARGS)
 
-setup: check-java $(TEST)/$(INSTALLED)  ## Only make the environment of the tests
+setup: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete  ## Only make the environment of the tests
 
 lint: $(TEST)/$(INSTALLED)  ## Check style and form
 	$(TEST)/bin/ruff check .
@@ -51,7 +52,7 @@ types: $(TEST)/$(INSTALLED)  ## Check the types
 soak: check-java $(TEST)/$(INSTALLED)  ## Run the long tests: many more crashes and examples; an hour or more
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(PARALLEL) -o timeout=7200 -m "soak or crash or model" $(ARGS)
 
-bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED)  ## Measure speed and memory beside other tools. BENCH=benchmarks/append.py measures one
+bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED) $(KAFKA)/complete  ## Measure speed and memory beside other tools. BENCH=benchmarks/append.py measures one
 	@set -e; for file in $(or $(BENCH),$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
 		echo "=== $$file"; KEYFOLD_DELTA_PYTHON=$(abspath $(DELTA))/bin/python $(TEST)/bin/python $$file $(ARGS); done
 
@@ -63,7 +64,7 @@ wheel: $(TEST)/$(INSTALLED)  ## Build the wheel into dist/
 	@rm -rf build && ls dist
 
 clean:  ## Remove environments, caches, builds, and var/, where the examples write
-	rm -rf .venv-* build dist var *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv-* $(KAFKA)* build dist var *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------
@@ -112,6 +113,18 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77'
 	$(call link_autoload,$(LOWEST))
 	@touch $@
+
+# The jars of a Kafka broker, from Maven Central. Without them its tests are skipped, so that nothing else has to wait
+# for Maven. A copy that failed half-way is no copy: the folder is renamed into place when it is whole.
+$(KAFKA)/complete: tests/kafka/pom.xml
+	@if ! command -v mvn >/dev/null; then \
+		echo "No Maven (mvn), so no Kafka jars: the tests against a Kafka broker will be skipped."; \
+	elif rm -rf $(KAFKA) $(KAFKA).new && mvn --batch-mode --quiet --file tests/kafka/pom.xml dependency:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA).new' >$(KAFKA).txt 2>&1; then \
+		touch $(KAFKA).new/complete && mv $(KAFKA).new $(KAFKA) && rm -f $(KAFKA).txt; \
+	else \
+		echo "Maven could not fetch the Kafka jars (see $(KAFKA).txt): the tests against a Kafka broker will be skipped."; \
+	fi
 
 COMMA := ,
 

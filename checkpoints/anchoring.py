@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from keyfold.checkpoints.restore import At, commit_at, ends_at
+from keyfold.checkpoints.points import At, commit_at, ends_at
 from keyfold.checkpoints.state import Anchor
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.errors import ConfigError

@@ -17,7 +17,7 @@ from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, check_partitions, check_same_partitions, read_identity
 from keyfold.checkpoints.opening import Creation, View
-from keyfold.checkpoints.restore import At
+from keyfold.checkpoints.points import At
 from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.state import Anchor, Commit, State
 from keyfold.checkpoints.transaction import Transaction

@@ -31,7 +31,8 @@ from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import StorageFailed, ViewExpired
-from keyfold.statestore.segment import Segment, SegmentReader, SegmentWriter
+from keyfold.statestore.segment import Segment, SegmentWriter
+from keyfold.statestore.segment_reader import SegmentReader
 
 #: A batch that was read, and what stays of it.
 Pair: TypeAlias = tuple[pa.RecordBatch, pa.RecordBatch]
@@ -113,6 +114,7 @@ class _Pass:
         #: what the partition must still be, but for new segments, when a group is published
         self._expected = p
         self._mapped = (0, 0)
+        self._readers: dict[str, SegmentReader] = {}
         owner = f"cleaner-{number}-{uuid.uuid4().hex}"
         self._spill = KeySpill(writer.files, names.work(writer.root, writer.opened_epoch, owner))
         self._made: list[SegmentWriter] = []
@@ -155,7 +157,7 @@ class _Pass:
         section, config = self._section, self._config
         self._check_room(max(sum(s.size for s in g) for g in section.groups(config.segment_bytes)))
         offset_map = OffsetMap.build(
-            self._source([section.segments]),
+            self._keys,
             section.first_dirty,
             section.anchors,
             config.cleaner_dedupe_buffer_size,
@@ -209,13 +211,27 @@ class _Pass:
 
         return source
 
+    def _keys(self) -> Iterator[pa.RecordBatch]:
+        """Offsets and keys of the dirty section. The mappings are kept for when it is read in full."""
+        for segment in self._section.segments:
+            if segment.next > self._section.first_dirty:
+                reader = self._readers.setdefault(segment.name, self._reader(segment))
+                for batch in reader.batches(segment.base, segment.next, keys_only=True):
+                    self._account(segment, batch)
+                    self._mapped = reader.mapped
+                    yield batch
+
     def _read(self, segment: Segment, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        reader = SegmentReader(self._writer.files, self._directory, segment)
-        per_record = segment.size / max(segment.records, 1)
+        reader = self._readers.pop(segment.name, None) or self._reader(segment)
         for batch in reader.batches(start, stop):
-            self._pace(round(per_record * batch.num_rows))
-            self._mapped = reader.mapped
+            self._account(segment, batch)
             yield batch
+
+    def _reader(self, segment: Segment) -> SegmentReader:
+        return SegmentReader(self._writer.files, self._directory, segment)
+
+    def _account(self, segment: Segment, batch: pa.RecordBatch) -> None:
+        self._pace(round(segment.size / max(segment.records, 1) * batch.num_rows))
 
     def _held(self, keys: pa.Array) -> pa.Array:
         """Keys of the batch that was read last, where they may stay for the whole pass."""

@@ -13,7 +13,8 @@ from keyfold.checkpoints.state import PartitionState, State
 from keyfold.statestore import names
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import Files
-from keyfold.statestore.segment import Segment, SegmentReader
+from keyfold.statestore.segment import Segment
+from keyfold.statestore.segment_reader import SegmentReader
 
 
 def read_segments(

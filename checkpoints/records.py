@@ -20,6 +20,7 @@ from keyfold.statestore.blocks import (
     RECORD_SCHEMA,
     VALUE_BYTES_MAX,
     encode,
+    no_headers,
     record_batch,
     split,
 )
@@ -209,7 +210,7 @@ def _timestamps(batch: pa.RecordBatch, now_ms: int) -> pa.Array:
 
 def _headers(batch: pa.RecordBatch) -> pa.Array:
     if "headers" not in batch.schema.names or pa.types.is_null(batch.column("headers").type):
-        return pa.nulls(batch.num_rows, HEADERS_TYPE)
+        return no_headers(batch.num_rows)
     try:
         return batch.column("headers").cast(HEADERS_TYPE)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):

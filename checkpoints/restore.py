@@ -4,26 +4,27 @@ last values.
 
 from __future__ import annotations
 
-import datetime
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keyfold.checkpoints import reading
-from keyfold.checkpoints.fold import last_values
+from keyfold.checkpoints.fold import OffsetMap, compact, last_values
 from keyfold.checkpoints.opening import View
-from keyfold.checkpoints.state import Commit, PartitionState, State
+from keyfold.checkpoints.points import At, ends_at, since_at
+from keyfold.checkpoints.restore_listener import Bar, RestoreListener
+from keyfold.checkpoints.selection import Selection
+from keyfold.checkpoints.state import PartitionState
 from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
 from keyfold.statestore.blocks import RECORD_SCHEMA
-from keyfold.statestore.errors import CompactedAway, ConfigError
+from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.hashing import partition_of
 from keyfold.statestore.kv import PartitionedStore
@@ -35,16 +36,19 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
-#: A point in a changelog's life: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, or a
-#: time.
-At: TypeAlias = "int | tuple[str, int] | str | datetime.datetime | None"
+#: The column that tells deletes from upserts where changes are asked for, as in the data source.
+DELETED = "_deleted"
 
 
 def restore(
     path: str | Path,
     *,
     at: At = None,
+    since: At = None,
     partitions: Sequence[int] | None = None,
+    keys: Collection[object] | None = None,
+    prefix: bytes | str | None = None,
+    listener: RestoreListener | None = None,
     progress: bool = False,
     files: Files = LOCAL,
 ) -> RestoredState:
@@ -55,14 +59,20 @@ def restore(
 
     Args:
         at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
-            without a time zone: UTC), or None for the last commit.
+            without a time zone: UTC), an end offset for every partition as `{partition: offset}`, or None for
+            the last commit.
+        since: only what changed behind this point, deletes too: tables then have a column `_deleted`, and
+            `to_dict` has None for a deleted key. What was put back to its old value counts as changed.
         partitions: only these.
+        keys: only these: bytes, or for typed columns the key's value, a tuple where it has several columns.
+        prefix: only keys that begin so.
+        listener: is told how far it has come.
         progress: show a bar while reading.
 
     Raises:
         NotAChangelog, Damaged, FormatTooNew: see there.
-        CompactedAway: the exact state at `at` no longer exists.
-        ConfigError: there is no such commit, anchor or partition.
+        CompactedAway: the exact state at `at` no longer exists, or a delete behind `since` is gone.
+        ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
     """
     root = Path(path)
     with ExitStack() as stack:
@@ -73,98 +83,16 @@ def restore(
         if lock is not None:
             lock.record(view.state.n)
         ends = ends_at(view.state, root, at)
-        wanted = range(len(ends)) if partitions is None else sorted(set(partitions))
+        begins = None if since is None else since_at(view.state, root, since)
+        selection = Selection.of(root, view.identity.columns, keys, prefix)
+        wanted = set(selection.partitions(len(ends)) if partitions is None else partitions)
         for number in wanted:
             reading.partition_state(view.state, root, number)
+        listeners = ([] if listener is None else [listener], progress)
+        restored = RestoredState(files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners)
         stack.pop_all()
-        return RestoredState(files, root, view, ends, tuple(wanted), lock, progress)
-
-
-def ends_at(state: State, root: Path, at: At) -> tuple[int, ...]:
-    """The end offset of every partition as of `at`. Raises `CompactedAway`, `ConfigError`."""
-    if at is None:
-        return state.ends
-    if isinstance(at, str):
-        anchor = state.anchors.get(at)
-        if anchor is None:
-            raise ConfigError(
-                "There is no such anchor.",
-                path=root,
-                expected=", ".join(sorted(state.anchors)) or "no anchor is set",
-                found=repr(at),
-                remedy="name one that exists",
-            )
-        return anchor.ends
-    commit = commit_at(state, root, at)
-    if not state.restorable(commit.ends) and not any(
-        a.commit == commit.number for a in state.anchors.values()
-    ):
-        raise _compacted_away(state, root, f"commit {commit.number}")
-    return commit.ends
-
-
-def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.datetime) -> Commit:
-    """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it
-    never was.
-    """
-    if isinstance(at, datetime.datetime):
-        moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
-        limit = moment.timestamp() * 1000
-        found = [c for c in state.commits if c.time_ms <= limit]
-        if found:
-            return found[-1]
-        raise _compacted_away(state, root, f"{moment.isoformat()}")
-    if isinstance(at, tuple):
-        app, batch = at
-        last = state.apps.get(app)
-        match = [c for c in (*state.commits, *([last] if last else [])) if c.app == app and c.batch == batch]
-        if match:
-            return match[-1]
-        if last is None or batch > last.batch:
-            raise ConfigError(
-                "There is no such batch.",
-                path=root,
-                position=f"app {app!r}, batch {batch}",
-                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, a batch it has committed",
-                found="no commit of it",
-                remedy="correct `at=`",
-            )
-        raise _compacted_away(state, root, f"batch {batch} of app {app!r}")
-    if isinstance(at, bool) or not isinstance(at, int):
-        raise ConfigError(
-            "`at` is no point in a changelog's life.",
-            path=root,
-            expected="a commit number, (app_id, batch_id), an anchor's name, a datetime or None",
-            found=type(at).__name__,
-            remedy="correct `at=`",
-        )
-    for commit in state.commits:
-        if commit.number == at:
-            return commit
-    if not 1 <= at < state.next_commit:
-        raise ConfigError(
-            "There is no such commit.",
-            path=root,
-            expected=f"a number from 1 to {state.next_commit - 1}",
-            found=at,
-            remedy="correct `at=`",
-        )
-    raise _compacted_away(state, root, f"commit {at}")
-
-
-def _compacted_away(state: State, root: Path, what: str) -> CompactedAway:
-    exact = [c.number for c in state.commits if state.restorable(c.ends)]
-    nearest = f"commits {exact[0]} to {exact[-1]}" if exact else "the newest state only"
-    if state.anchors:
-        nearest += ", anchors " + ", ".join(sorted(state.anchors))
-    return CompactedAway(
-        "The exact state at that point was folded away.",
-        path=root,
-        position=what,
-        expected=nearest,
-        found=what,
-        remedy="restore at one of those; set an anchor before compaction to keep a point",
-    )
+        restored.hold(lock)
+        return restored
 
 
 def state_batches(
@@ -197,19 +125,26 @@ class RestoredState:
         root: Path,
         view: View,
         ends: tuple[int, ...],
+        begins: tuple[int, ...] | None,
         partitions: tuple[int, ...],
-        lock: ViewLock | None,
-        progress: bool,
+        selection: Selection,
+        listeners: tuple[list[RestoreListener], bool],
     ) -> None:
         self.path = root
         #: end offset of each partition: the state is the fold of the records below
         self.ends = ends
         self.partitions = partitions
         self.columns = view.identity.columns
+        self._begins = begins
+        self._selection = selection
         self._files = files
         self._identity = view.identity
         self._state = view.state
-        self._progress = progress
+        self._listeners, self._progress = listeners
+        self._finalizer: weakref.finalize[[], RestoredState] | None = None
+
+    def hold(self, lock: ViewLock | None) -> None:
+        """Let go of `lock` when this is closed or forgotten."""
         self._finalizer = weakref.finalize(self, lock.close) if lock is not None else None
 
     def close(self) -> None:
@@ -226,20 +161,25 @@ class RestoredState:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value,
-        headers.
+        headers. With `since` a null value is a delete.
         """
-        with self._bar() as advance:
+        with Bar(self._progress) as bar:
             for number in self.partitions:
-                yield from self._partition(number)
-                advance()
+                yield from self._told(number, [bar, *self._listeners])
 
     def to_arrow(self) -> pa.Table:
         """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning."""
+        batches = self._all()
         if self.columns is None:
-            return pa.Table.from_batches(self._all(), RECORD_SCHEMA).select(["key", "value"])
-        columns = self.columns
-        tables = [columns.decode(b.column("key"), b.column("value")) for b in self._all()]
-        return pa.concat_tables([columns.arrow_schema().empty_table(), *tables])
+            table = pa.Table.from_batches(batches, RECORD_SCHEMA).select(["key", "value"])
+        else:
+            columns = self.columns
+            tables = [columns.decode(b.column("key"), b.column("value")) for b in batches]
+            table = pa.concat_tables([columns.arrow_schema().empty_table(), *tables])
+        if self._begins is None:
+            return table
+        deleted = [b.column("value").is_null() for b in batches]
+        return table.append_column(DELETED, pa.chunked_array(deleted, pa.bool_()))
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame, by Arrow's own conversion of types."""
@@ -249,18 +189,25 @@ class RestoredState:
         """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column →
         value.
         """
-        if self.columns is None:
-            table = self.to_arrow()
-            return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
         table = self.to_arrow()
+        if self.columns is None:
+            return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
         keys = [table[name].to_pylist() for name in self.columns.keys]
-        rows = table.drop_columns(list(self.columns.keys)).to_pylist()
+        rows: list[Any] = table.drop_columns(list(self.columns.keys)).to_pylist()
         if not rows:
             rows = [{} for _ in range(table.num_rows)]
+        if self._begins is not None:
+            rows = [None if row.pop(DELETED) else row for row in rows]
         return dict(zip(keys[0] if len(keys) == 1 else zip(*keys, strict=True), rows, strict=True))
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The state as a DataFrame, with the types it was written with, read by Spark's tasks in parallel."""
+        if self._begins is not None or self._selection != Selection():
+            raise ConfigError(
+                "Spark reads whole states.", path=self.path, expected="no since=, keys= and prefix=",
+                found="one of them",
+                remedy='filter the DataFrame, or read format("keyfold") with mode "changes"',
+            )  # fmt: skip
         offsets = ",".join(str(e) for e in self.ends)
         reader = spark.read.format("keyfold").option("endOffsets", offsets)
         if len(self.partitions) < len(self.ends):
@@ -272,6 +219,8 @@ class RestoredState:
         close.
         """
         target = Path(path)
+        if self._begins is not None:
+            raise ConfigError("A store holds a state, not changes.", path=target, remedy="leave since= out")
         if self._files.list_directory(target):
             raise ConfigError(
                 "A store cannot be made there.", path=target, expected="an empty or missing directory",
@@ -282,7 +231,7 @@ class RestoredState:
         for number in self.partitions:
             identity = StoreIdentity(self._identity.uuid, number, self._state.partitions[number].generation)
             store = LastValues.open(target / f"partition-{number}", identity, files=self._files)
-            pending = list(self._partition(number))
+            pending = list(self._told(number, self._listeners))
             if pending:
                 store.apply(pa.concat_batches(pending), self.ends[number])
             stores[number] = store
@@ -291,44 +240,37 @@ class RestoredState:
         place = {number: i for i, number in enumerate(stores)}
         return PartitionedStore(ordered, lambda key: place[partition_of(key, count)])
 
+    def _told(self, number: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
+        """One partition, with everybody told how far it has come."""
+        start = self._state.partitions[number].start if self._begins is None else self._begins[number]
+        start, end, restored = min(start, self.ends[number]), self.ends[number], 0
+        for listener in listeners:
+            listener.on_restore_start(self.path, number, start, end)
+        for batch in self._partition(number):
+            yield batch
+            restored += batch.num_rows
+            behind = batch.column("offset")[-1].as_py() + 1
+            for listener in listeners:
+                listener.on_batch_restored(self.path, number, behind, batch.num_rows, batch.nbytes)
+        for listener in listeners:
+            listener.on_restore_end(self.path, number, restored)
+
     def _partition(self, number: int) -> Iterator[pa.RecordBatch]:
-        p = self._state.partitions[number]
+        p, end = self._state.partitions[number], self.ends[number]
         directory = names.partition(self.path, number)
-        return state_batches(self._files, directory, p.segments, self.ends[number], unique_below_of(p))
+        begin = 0 if self._begins is None else min(self._begins[number], end)
+
+        def source() -> Iterator[pa.RecordBatch]:
+            read = reading.read_segments(self._files, directory, p.segments, begin, end)
+            return self._selection.of_batches(read)
+
+        if self._begins is None:
+            return last_values(source, min(unique_below_of(p), end))
+        return compact(source, OffsetMap.build(source, begin, (), None), 0)
 
     def _all(self) -> list[pa.RecordBatch]:
         """All partitions, two at a time."""
-        with self._bar() as advance, ThreadPoolExecutor(2) as pool:
-
-            def one(number: int) -> list[pa.RecordBatch]:
-                found = list(self._partition(number))
-                advance()
-                return found
-
-            return [batch for found in pool.map(one, self.partitions) for batch in found]
-
-    def _bar(self) -> _Bar:
-        return _Bar(len(self.partitions), self._progress)
-
-
-class _Bar:
-    """A progress bar over partitions, or nothing."""
-
-    def __init__(self, total: int, shown: bool) -> None:
-        self._progress = Progress(
-            TextColumn("restoring"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("partitions"),
-            TimeRemainingColumn(),
-            disable=not shown,
-        )
-        self._total = total
-
-    def __enter__(self) -> Any:
-        self._progress.start()
-        task = self._progress.add_task("restoring", total=self._total)
-        return lambda: self._progress.advance(task)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        with Bar(self._progress) as bar, ThreadPoolExecutor(2) as pool:
+            listeners = [bar, *self._listeners]
+            parts = pool.map(lambda number: list(self._told(number, listeners)), self.partitions)
+            return [batch for part in parts for batch in part]

@@ -9,12 +9,13 @@ further on than the log now, so its query is refused until it starts from `resum
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.cleaner_manager import CleanerManager
 from keyfold.checkpoints.copying import copied
-from keyfold.checkpoints.restore import At, commit_at, ends_at
+from keyfold.checkpoints.points import At, commit_at, ends_at
 from keyfold.checkpoints.segment_lines import Line, segment_line
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.writer import Writer
@@ -64,7 +65,7 @@ def _target(state: State, writer: Writer, to: At) -> tuple[Commit, tuple[int, ..
     if isinstance(to, str):
         number = state.anchors[to].commit
         commit = next((c for c in state.commits if c.number == number), None)
-    elif to is None or isinstance(to, dict):
+    elif to is None or isinstance(to, Mapping):
         raise ConfigError(
             "A rollback goes to a commit.", path=writer.root,
             expected="a commit number, (app_id, batch_id), an anchor's name or a time", found=repr(to),

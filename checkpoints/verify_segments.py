@@ -20,7 +20,8 @@ from keyfold.statestore.blocks import END_OF_STREAM, block_lengths, decode
 from keyfold.statestore.errors import Damaged, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.hashing import partitions_of
-from keyfold.statestore.segment import Segment, SegmentReader
+from keyfold.statestore.segment import Segment
+from keyfold.statestore.segment_reader import SegmentReader
 
 #: Header bytes and header CRC32C in an index, see the ruler in `statestore.segment`.
 _INDEX_STREAM_HEADER: Final = struct.Struct("<II")

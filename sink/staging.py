@@ -27,7 +27,16 @@ from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import types as T
 
 from keyfold.statestore import names
-from keyfold.statestore.blocks import BLOCK_BYTES, HEADERS_TYPE, decode, encode, rebase, record_batch, split
+from keyfold.statestore.blocks import (
+    BLOCK_BYTES,
+    HEADERS_TYPE,
+    decode,
+    encode,
+    no_headers,
+    rebase,
+    record_batch,
+    split,
+)
 from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.hashing import partitions_of
@@ -230,7 +239,7 @@ def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     if "headers" in rows.schema.names:
         headers = rows.column("headers").cast(HEADERS_TYPE)
     else:
-        headers = pa.nulls(rows.num_rows, HEADERS_TYPE)
+        headers = no_headers(rows.num_rows)
     columns = {
         "key": rows.column("key"),
         "value": rows.column("value"),

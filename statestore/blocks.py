@@ -57,12 +57,29 @@ BLOCK_RECORDS_MAX: Final = 1 << 20
 VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
 _PREFIX_BYTES: Final = 8
+_KEYS_ONLY: Final = pa.ipc.IpcReadOptions(
+    included_fields=[RECORD_SCHEMA.get_field_index(name) for name in ("offset", "key")]
+)
+
+
+def no_headers(count: int) -> pa.Array:
+    """The headers column of records without any.
+
+    `pa.nulls` would fill the children's offsets too, and put 50 useless bytes per record into every block.
+    """
+    bitmap, offsets = np.zeros((count + 7) // 8, np.uint8), np.zeros(count + 1, np.int32)
+    items = pa.array([], HEADERS_TYPE.value_type)
+    return pa.Array.from_buffers(
+        HEADERS_TYPE, count, [pa.py_buffer(bitmap), pa.py_buffer(offsets)], count, children=[items]
+    )
 
 
 def record_batch(
     offsets: npt.NDArray[np.int64], timestamps: pa.Array, keys: pa.Array, values: pa.Array, headers: pa.Array
 ) -> pa.RecordBatch:
     """A batch of `RECORD_SCHEMA` from columns of equal length."""
+    if headers.null_count == len(headers):
+        headers = no_headers(len(headers))
     return pa.RecordBatch.from_arrays(
         [pa.array(offsets, pa.int64()), timestamps, keys, values, headers], schema=RECORD_SCHEMA
     )
@@ -125,6 +142,14 @@ def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
     if not own:
         batch.validate(full=True)
     return batch
+
+
+def decode_keys(block: pa.Buffer) -> pa.RecordBatch:
+    """Offsets and keys of one block whose checksum was compared; the rest of a compressed one stays
+    compressed. Always a copy.
+    """
+    with pa.ipc.open_stream(pa.py_buffer(STREAM_HEADER + memoryview(block)), options=_KEYS_ONLY) as stream:
+        return stream.read_next_batch()
 
 
 def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:

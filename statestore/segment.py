@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +35,16 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from keyfold.statestore import names
-from keyfold.statestore.blocks import END_OF_STREAM, FORMAT_VERSION, STREAM_HEADER, block_lengths, decode
-from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
+from keyfold.statestore.blocks import (
+    END_OF_STREAM,
+    FORMAT_VERSION,
+    STREAM_HEADER,
+)
 from keyfold.statestore.files import Data, Files, OpenFile
 
-_INDEX_MAGIC: Final = b"KFIX"
-_INDEX_HEADER: Final = struct.Struct("<4sHHQQII")
-_ENTRY: Final = np.dtype(
+INDEX_MAGIC: Final = b"KFIX"
+INDEX_HEADER: Final = struct.Struct("<4sHHQQII")
+ENTRY: Final = np.dtype(
     [
         ("base", "<i8"),
         ("last", "<i8"),
@@ -54,8 +56,6 @@ _ENTRY: Final = np.dtype(
     ]
 )
 _ENTRY_PACK: Final = struct.Struct("<qqqqqII")
-
-_REMEDY = "restore from a snapshot or a copy; `keyfold verify` lists everything that is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class SegmentWriter:
         self._files.append(self._file, [END_OF_STREAM])
         self._files.sync(self._file)
         self._files.close(self._file)
-        blocks = np.frombuffer(bytes(self._entries), _ENTRY)
+        blocks = np.frombuffer(bytes(self._entries), ENTRY)
         blocks = blocks[blocks["position"] < committed.size]
         index = encode_index(committed.size, blocks)
         write_index(self._files, self._directory / names.segment_index(committed.name), index)
@@ -241,8 +241,8 @@ class SegmentWriter:
 
 def encode_index(segment_bytes: int, blocks: npt.NDArray[np.void]) -> bytes:
     """The bytes of an index file, see the ruler at the top of the module."""
-    head = _INDEX_HEADER.pack(
-        _INDEX_MAGIC, FORMAT_VERSION, 0, segment_bytes, len(blocks), len(STREAM_HEADER), crc32c(STREAM_HEADER)
+    head = INDEX_HEADER.pack(
+        INDEX_MAGIC, FORMAT_VERSION, 0, segment_bytes, len(blocks), len(STREAM_HEADER), crc32c(STREAM_HEADER)
     )
     return head + blocks.tobytes()
 
@@ -255,134 +255,3 @@ def write_index(files: Files, path: Path, index: bytes) -> None:
         files.sync(file)
     finally:
         files.close(file)
-
-
-class SegmentReader:
-    """Reads the records of one segment that count, comparing checksums before Arrow sees a byte."""
-
-    def __init__(self, files: Files, directory: Path, segment: Segment) -> None:
-        self.segment = segment
-        self.path = directory / segment.name
-        self._files = files
-        self._index_path = directory / names.segment_index(segment.name)
-        self._data: pa.Buffer | None = None
-
-    @property
-    def mapped(self) -> tuple[int, int]:
-        """The addresses between which batches of uncompressed blocks lie; they stay valid with the batch."""
-        return (0, 0) if self._data is None else (self._data.address, self._data.address + self._data.size)
-
-    def batches(self, from_offset: int = 0, to_offset: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Records with `from_offset` <= offset < `to_offset`, block by block, cut to the asked offsets.
-
-        Raises:
-            Damaged: bytes that count do not match their checksum.
-            ViewExpired: the file is not there any more.
-        """
-        segment = self.segment
-        to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
-        if from_offset >= to_offset or segment.records == 0:
-            return
-        for block in self._blocks(from_offset, to_offset):
-            batch = decode(block)
-            offsets = batch.column("offset").to_numpy(zero_copy_only=True)
-            start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
-            stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
-            if start < stop:
-                yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
-
-    def verify(self) -> None:
-        """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""
-        header = self._slice(0, len(STREAM_HEADER))
-        if header.to_pybytes() != STREAM_HEADER:
-            raise self._damaged("byte 0", "the schema message of a segment", "other bytes")
-        for batch in self.batches(self.segment.base):
-            batch.validate(full=True)
-
-    def _blocks(self, from_offset: int, to_offset: int) -> Iterator[pa.Buffer]:
-        if self.segment.sealed:
-            index = self.index()
-            first = int(np.searchsorted(index["last"], from_offset))
-            stop = int(np.searchsorted(index["base"], to_offset))
-            for i in range(first, stop):
-                entry = index[i]
-                position = int(entry["position"])
-                block = self._slice(position, int(entry["length"]))
-                self._compare(crc32c(block), int(entry["crc"]), position, block.size)
-                yield block
-            return
-        marks = self.segment.marks
-        for before, mark in pairwise(marks):
-            if mark.next_offset <= from_offset or before.next_offset >= to_offset:
-                continue
-            data = self._slice(before.position, mark.position - before.position)
-            self._compare(crc32c(data, before.crc), mark.crc, before.position, data.size)
-            for position, length in block_lengths(data):
-                yield data.slice(position, length)
-
-    def index(self) -> npt.NDArray[np.void]:
-        """The entries of a sealed segment's index, compared with the CRC32C that the manifest has."""
-        data = self._read_index()
-        found = crc32c(data)
-        if found != self.segment.index_crc:
-            raise Damaged(
-                "An index does not match the checksum in the manifest.",
-                path=self._index_path,
-                position="byte 0",
-                expected=f"crc32c {self.segment.index_crc:08x}",
-                found=f"crc32c {found:08x}",
-                remedy=_REMEDY,
-            )
-        magic, version, _, size, count, _, _ = _INDEX_HEADER.unpack_from(data)
-        if magic != _INDEX_MAGIC or size != self.segment.size:
-            raise Damaged(
-                "An index belongs to another segment.",
-                path=self._index_path,
-                position="byte 0",
-                expected=f"{_INDEX_MAGIC!r} for {self.segment.size} bytes",
-                found=f"{magic!r} for {size} bytes",
-                remedy=_REMEDY,
-            )
-        if version > FORMAT_VERSION:
-            raise FormatTooNew(
-                "An index was written by a later version of keyfold.", path=self._index_path,
-                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
-            )  # fmt: skip
-        return np.frombuffer(data, _ENTRY, count, _INDEX_HEADER.size)
-
-    def _read_index(self) -> bytes:
-        try:
-            return self._files.read(self._index_path)
-        except FileNotFoundError as e:
-            raise self._gone(self._index_path) from e
-
-    def _slice(self, position: int, length: int) -> pa.Buffer:
-        if self._data is None:
-            try:
-                self._data = self._files.map(self.path)
-            except FileNotFoundError as e:
-                raise self._gone(self.path) from e
-        if self._data.size < position + length:
-            raise self._damaged(
-                f"byte {self._data.size}", f"{self.segment.size} bytes", f"{self._data.size} bytes"
-            )
-        return self._data.slice(position, length)
-
-    def _compare(self, found: int, expected: int, position: int, length: int) -> None:
-        if found != expected:
-            raise self._damaged(
-                f"bytes {position} to {position + length}", f"crc32c {expected:08x}", f"crc32c {found:08x}"
-            )
-
-    def _damaged(self, position: str, expected: str, found: str) -> Damaged:
-        return Damaged(
-            "Bytes of a segment that were committed are not as they were written.",
-            path=self.path, position=position, expected=expected, found=found, remedy=_REMEDY,
-        )  # fmt: skip
-
-    def _gone(self, path: Path) -> ViewExpired:
-        return ViewExpired(
-            "A file that this view names is not there any more.", path=path,
-            expected="the file, kept while a reader's view or lease needs it", found="no such file",
-            remedy="open the changelog again; if that fails too, the file was lost: restore from a snapshot",
-        )  # fmt: skip

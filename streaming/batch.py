@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from keyfold.checkpoints.points import ends_at
 from keyfold.checkpoints.reading import partition_state
-from keyfold.checkpoints.restore import ends_at
 from keyfold.checkpoints.state import State
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import LOCAL

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from keyfold.checkpoints.restore import ends_at
+from keyfold.checkpoints.points import ends_at
 from keyfold.checkpoints.state import State
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL

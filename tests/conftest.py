@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("spark")
             # One worker process of pytest-xdist runs all of these, so that one session is started.
             item.add_marker(pytest.mark.xdist_group("spark-session"))
+        elif directory == "kafka":
+            item.add_marker(pytest.mark.xdist_group("kafka-broker"))
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,12 @@ def test_a_batch_id_with_other_rows_is_refused() -> None:
         admits_append(state("", digest="d"), "app", 5, "e")
 
 
+def test_a_digest_is_compared_only_where_both_are_known() -> None:
+    """A sink that is called without a query knows a batch by its id alone."""
+    assert not admits_append(state("", digest=""), "app", 5, "d")
+    assert not admits_append(state("", digest="d"), "app", 5, "")
+
+
 def test_append_under_the_app_of_a_query_is_refused() -> None:
     with pytest.raises(BatchConflict, match="belongs to a streaming query"):
         admits_append(state("q1"), "app", 6, "d")
@@ -79,6 +85,11 @@ def test_a_new_query_is_taken_once_the_app_was_resumed_at_its_last_commit() -> N
         21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 9, (7,), "app")}, 10
     )
     assert admits_stream(pinned, stream(0, "s0", "", "q2"), "restore")
+    other = State(
+        21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 9, (7,), "other")}, 10
+    )
+    with pytest.raises(BatchConflict):
+        admits_stream(other, stream(0, "s0", "", "q2"), "restore")
     older = State(
         21, 1, before.partitions, before.commits, before.apps, {"r": Anchor("r", 8, (6,), "app")}, 10
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from keyfold.sink.query import LocalOffsetLog, parse, positions
 from keyfold.statestore.errors import Damaged
-from keyfold.statestore.files import LOCAL
+from keyfold.statestore.files import LOCAL, Files
 
 KAFKA = '{"events":{"0":7,"1":9}}'
 
@@ -40,7 +42,8 @@ def test_the_entry_before_is_that_of_the_largest_smaller_batch(log: LocalOffsetL
     for batch in (2, 9, 10, 17):
         write(log, batch, str(batch))
     (Path(str(log)) / "offsets" / ".17.crc").touch()
-    (Path(str(log)) / "offsets" / "18.tmp").touch()
+    for name in (".16.crc", "16.tmp", ".16.tmp.crc", "18.tmp"):
+        (Path(str(log)) / "offsets" / name).touch()
     assert positions(log, 17) == (("17",), ("10",))
     assert positions(log, 10) == (("10",), ("9",))
     assert positions(log, 9) == (("9",), ("2",))
@@ -64,6 +67,38 @@ def test_an_entry_that_is_none_is_refused(log: LocalOffsetLog, entry: bytes) -> 
 
 def test_an_entry_without_metadata_has_an_empty_line(log: LocalOffsetLog) -> None:
     assert parse(b"v1\n\n-\n", log, 0) == ("-",)
+
+
+class Recorder(Files):
+    """Notes the name and path of every sync."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Path]] = []
+
+    def _operation(self, name: str, path: Path, **rest: Any) -> AbstractContextManager[None]:
+        if name.startswith("sync"):
+            self.seen.append((name, path))
+        return super()._operation(name, path, **rest)
+
+
+def test_a_sync_covers_entries_their_checksums_and_every_directory_of_the_query(log: LocalOffsetLog) -> None:
+    """Without its checksum Spark could not read a file, without its directory the file has no name."""
+    root = Path(str(log))
+    for batch in (0, 1):
+        write(log, batch, "a")
+        (root / "offsets" / f".{batch}.crc").touch()
+    (root / "metadata").touch()
+    (root / ".metadata.crc").touch()
+    files = Recorder()
+    recorded = LocalOffsetLog(files, root)
+    entry = [("sync_path", "offsets/0"), ("sync_path", "offsets/.0.crc"), ("sync_directory", "offsets")]
+    query = [("sync_path", "metadata"), ("sync_path", ".metadata.crc"), ("sync_directory", "")]
+    recorded.sync(0)
+    expected = [(name, root / path) for name, path in (*entry, *query)]
+    assert files.seen == [*expected, ("sync_directory", root.parent)]
+    files.seen.clear()
+    recorded.sync(1)
+    assert files.seen == [(name, root / path.replace("0", "1")) for name, path in entry]
 
 
 def test_the_query_is_made_durable_once_and_each_entry_by_itself(log: LocalOffsetLog) -> None:

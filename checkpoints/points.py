@@ -1,0 +1,148 @@
+"""Points in a changelog's life: what `at=` means, and whether the state there is still exact."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from keyfold.checkpoints import reading
+from keyfold.checkpoints.state import Commit, State
+from keyfold.statestore.errors import CompactedAway, ConfigError
+
+#: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, a time, or an end offset for every
+#: partition.
+At: TypeAlias = "int | tuple[str, int] | str | datetime.datetime | Mapping[int, int] | None"
+
+
+def ends_at(state: State, root: Path, at: At) -> tuple[int, ...]:
+    """The end offset of every partition as of `at`. Raises `CompactedAway`, `ConfigError`."""
+    if at is None:
+        return state.ends
+    if isinstance(at, Mapping):
+        return _ends_given(state, root, at)
+    if isinstance(at, str):
+        anchor = state.anchors.get(at)
+        if anchor is None:
+            raise ConfigError(
+                "There is no such anchor.",
+                path=root,
+                expected=", ".join(sorted(state.anchors)) or "no anchor is set",
+                found=repr(at),
+                remedy="name one that exists",
+            )
+        return anchor.ends
+    commit = commit_at(state, root, at)
+    if not state.restorable(commit.ends) and not any(
+        a.commit == commit.number for a in state.anchors.values()
+    ):
+        raise compacted_away(state, root, f"commit {commit.number}")
+    return commit.ends
+
+
+def _ends_given(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:
+    ends = _checked_ends(state, root, at)
+    if not state.restorable(ends) and not any(a.ends == ends for a in state.anchors.values()):
+        raise compacted_away(state, root, f"offsets {', '.join(map(str, ends))}")
+    return ends
+
+
+def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:
+    right = all(0 <= at.get(n, -1) <= p.end for n, p in enumerate(state.partitions))
+    if not right or len(at) != len(state.partitions):
+        raise ConfigError(
+            "These are no end offsets of this changelog.", path=root,
+            expected=", ".join(f"{n}: 0 to {p.end}" for n, p in enumerate(state.partitions)),
+            found=", ".join(f"{n}: {at[n]}" for n in sorted(at)) or "none",
+            remedy="give one end offset for each partition",
+        )  # fmt: skip
+    return tuple(at[n] for n in range(len(state.partitions)))
+
+
+def since_at(state: State, root: Path, since: At) -> tuple[int, ...]:
+    """Where every partition ended at a point behind which the changes are wanted; its own state need not be
+    exact. Raises `CompactedAway` where a delete behind it is gone, or the log begins later.
+    """
+    if isinstance(since, str) or since is None:
+        ends = ends_at(state, root, since)
+    elif isinstance(since, Mapping):
+        ends = _checked_ends(state, root, since)
+    else:
+        ends = commit_at(state, root, since).ends
+    for number, (end, p) in enumerate(zip(ends, state.partitions, strict=True)):
+        reading.check_following(state, root, number, end)
+        if end < p.start:
+            raise CompactedAway(
+                "The log begins later than that.", path=root, position=f"partition {number}, offset {end}",
+                expected=f"an offset from {p.start}", found=end,
+                remedy="take the whole state; what was before is deleted by retention",
+            )  # fmt: skip
+    return ends
+
+
+def commit_at(
+    state: State, root: Path, at: int | tuple[str, int] | datetime.datetime | Mapping[int, int]
+) -> Commit:
+    """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it
+    never was.
+    """
+    if isinstance(at, datetime.datetime):
+        moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
+        limit = moment.timestamp() * 1000
+        found = [c for c in state.commits if c.time_ms <= limit]
+        if found:
+            return found[-1]
+        raise compacted_away(state, root, f"{moment.isoformat()}")
+    if isinstance(at, tuple):
+        app, batch = at
+        last = state.apps.get(app)
+        match = [c for c in (*state.commits, *([last] if last else [])) if c.app == app and c.batch == batch]
+        if match:
+            return match[-1]
+        if last is None or batch > last.batch:
+            raise ConfigError(
+                "There is no such batch.",
+                path=root,
+                position=f"app {app!r}, batch {batch}",
+                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, a batch it has committed",
+                found="no commit of it",
+                remedy="correct `at=`",
+            )
+        raise compacted_away(state, root, f"batch {batch} of app {app!r}")
+    if isinstance(at, bool) or not isinstance(at, int):
+        raise ConfigError(
+            "`at` names no commit." if isinstance(at, Mapping) else "`at` is no point in a changelog's life.",
+            path=root,
+            expected="a commit number, (app_id, batch_id), an anchor's name, a datetime, "
+            "{partition: end offset} or None",
+            found=type(at).__name__,
+            remedy="correct `at=`",
+        )
+    for commit in state.commits:
+        if commit.number == at:
+            return commit
+    if not 1 <= at < state.next_commit:
+        raise ConfigError(
+            "There is no such commit.",
+            path=root,
+            expected=f"a number from 1 to {state.next_commit - 1}",
+            found=at,
+            remedy="correct `at=`",
+        )
+    raise compacted_away(state, root, f"commit {at}")
+
+
+def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
+    exact = [c.number for c in state.commits if state.restorable(c.ends)]
+    nearest = f"commits {exact[0]} to {exact[-1]}" if exact else "the newest state only"
+    if state.anchors:
+        nearest += ", anchors " + ", ".join(sorted(state.anchors))
+    return CompactedAway(
+        "The exact state at that point was folded away.",
+        path=root,
+        position=what,
+        expected=nearest,
+        found=what,
+        remedy="restore at one of those; set an anchor before compaction to keep a point",
+    )

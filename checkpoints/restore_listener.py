@@ -1,0 +1,71 @@
+"""Who is told how far a restore has come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class RestoreListener(Protocol):
+    """Kafka Streams' `StateRestoreListener`. Partitions are restored in parallel, so calls come from several
+    threads. What a listener raises ends the restore.
+    """
+
+    def on_restore_start(self, path: Path, partition: int, starting_offset: int, ending_offset: int) -> None:
+        """A partition is begun: the log from one offset up to, not including, the other."""
+
+    def on_batch_restored(
+        self, path: Path, partition: int, batch_end_offset: int, records: int, size: int
+    ) -> None:
+        """So many records with so many bytes are in, the last one in front of `batch_end_offset`."""
+
+    def on_restore_end(self, path: Path, partition: int, total_restored: int) -> None:
+        """A partition is done."""
+
+
+class Bar:
+    """A listener that shows a bar with records, bytes per second and time left; or nothing."""
+
+    def __init__(self, shown: bool) -> None:
+        self._progress = Progress(
+            TextColumn("restoring"),
+            BarColumn(),
+            TextColumn("{task.fields[records]:,} records, {task.fields[rate]:.0f} MB/s"),
+            TimeRemainingColumn(),
+            disable=not shown,
+        )
+        self._task: TaskID = self._progress.add_task("restoring", total=0, records=0, rate=0.0)
+        self._positions: dict[int, int] = {}
+        self._total = self._records = self._bytes = 0
+
+    def on_restore_start(self, path: Path, partition: int, starting_offset: int, ending_offset: int) -> None:
+        self._positions[partition] = starting_offset
+        self._total += ending_offset - starting_offset
+        self._progress.update(self._task, total=self._total)
+
+    def on_batch_restored(
+        self, path: Path, partition: int, batch_end_offset: int, records: int, size: int
+    ) -> None:
+        advance = batch_end_offset - self._positions[partition]
+        self._positions[partition] = batch_end_offset
+        self._records += records
+        self._bytes += size
+        seconds = self._progress.tasks[self._task].elapsed or 1e-9
+        self._progress.update(
+            self._task, advance=advance, records=self._records, rate=self._bytes / seconds / 1e6
+        )
+
+    def on_restore_end(self, path: Path, partition: int, total_restored: int) -> None:
+        """Nothing more to show."""
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
