@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints import admission, anchoring, cleaner, hosting, reading, records
+from keyfold.checkpoints import admission, hosting, reading, records
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, check_partitions, check_same_partitions, read_identity
+from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.opening import Creation, View
-from keyfold.checkpoints.points import At
-from keyfold.checkpoints.rollback import roll_back
-from keyfold.checkpoints.state import Anchor, Commit, State
+from keyfold.checkpoints.snapshot import Place, clone
+from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock
 from keyfold.checkpoints.writer import Batch
@@ -27,6 +28,7 @@ from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.hashing import partition_of
 from keyfold.statestore.kv import ReadOnlyStore
+from keyfold.statestore.remote import located
 from keyfold.statestore.typed import Columns
 
 
@@ -34,7 +36,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Changelog:
+class Changelog(Maintained):
     """A changelog that is open, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
 
     One writer exists per changelog: every `open` to write in one process shares it, another process is
@@ -148,6 +150,16 @@ class Changelog:
         """The writer and what works behind it. Raises `ConfigError` for a reader."""
         return self._open_host()
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether it is open to write."""
+        return self._view is None
+
+    @property
+    def files(self) -> Files:
+        """Its file operations."""
+        return self._open_host().writer.files if self._view is None else self._view.files
+
     def partition(self, key: bytes) -> int:
         """The partition that records of this key are in."""
         return partition_of(key, self.partitions)
@@ -223,72 +235,24 @@ class Changelog:
                 if not applied:
                     self.append(transaction.changes(), app_id=app_id, batch_id=batch_id)
 
-    def compact(self) -> list[hosting.PassStatistics]:
-        """One full pass over every partition now, whatever its dirty ratio; what each did.
-
-        Raises:
-            ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
-        """
-        return self._open_host().compact()
-
-    @contextmanager
-    def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
-        """No cleaner pass goes over these partitions (None: all) inside the block; passes under way are
-        stopped first. Blocks may overlap: a partition is cleaned again when the last one has ended.
-        """
-        chosen = range(self.partitions) if partitions is None else list(partitions)
-        for number in chosen:
-            reading.partition_state(self.state, self.path, number)
-        with self._open_host().cleaning.paused(chosen):
-            yield
-
-    def cleaner_metrics(self) -> dict[str, float]:
-        """How the cleaner of this changelog stands, under the names of Kafka's metrics; see
-        `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
-        """
-        found = self._open_host().cleaning.metrics()
-        return {**found, "DeadThreadCount": float(cleaner.POOL.dead_threads)}
-
-    # -- anchors -----------------------------------------------------------------------------------
-
-    def anchors(self) -> dict[str, Anchor]:
-        """Name → the commit whose exact state it keeps restorable; those of `resume` are among them."""
-        return dict(self.state.anchors)
-
-    def anchor(self, name: str, at: At = None) -> Anchor:
-        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this
-        returns.
+    @classmethod
+    def clone(
+        cls, snapshot: str | Path, path: str | Path, *, filesystem: Any = None, files: Files = LOCAL
+    ) -> Changelog:
+        """A new changelog at `path` from a snapshot, open to write: the same log, state and apps, with an
+        identity of its own. `resume` works on it as on the one that was lost.
 
         Args:
-            at: the commit, as in `restore`; None for the last one.
+            snapshot, filesystem: as for `snapshot`.
+            path: an empty or missing directory.
 
         Raises:
-            ConfigError: the name cannot be used, or another commit has it; or there is no such commit.
-            CompactedAway: the exact state at that commit no longer exists.
+            NotAChangelog: there is no whole snapshot, or `path` is taken.
+            Damaged: a file of the snapshot is not as it was written. StorageFailed: see there.
         """
-        return anchoring.add_anchor(self._open_host().writer, name, at)
-
-    def drop_anchor(self, name: str) -> Anchor:
-        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has
-        it.
-        """
-        return anchoring.drop_anchor(self._open_host().writer, name)
-
-    def rollback(self, to: At) -> Commit:
-        """Take everything behind a commit back, durably; returns the commit, which is the last one now.
-
-        Offsets behind it are given again to what is appended next. A query whose batches were taken back is
-        refused until it starts from `resume`, which gives its state and source position as of the commit.
-
-        Args:
-            to: the commit, as in `restore`.
-
-        Raises:
-            CompactedAway: the exact state at that commit no longer exists.
-            ConfigError: there is no such commit, or a named anchor lies behind it.
-        """
-        host = self._open_host()
-        return roll_back(host.writer, host.cleaning, to)
+        source = Place(*located(snapshot, filesystem, files))
+        clone(source, Place(files, Path(path)), uuid.uuid4().hex)
+        return cls.open(path, files=files)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -323,7 +287,7 @@ class Changelog:
             state = stack.enter_context(self.pinned())
             if follow and offset is not None:
                 reading.check_following(state, self.path, partition, offset)
-            batches = reading.read_partition(self._files, self.path, state, partition, offset, to)
+            batches = reading.read_partition(self.files, self.path, state, partition, offset, to)
             return reading.Records(batches, stack.pop_all())
 
     def get(self, key: bytes) -> bytes | None:
@@ -355,9 +319,7 @@ class Changelog:
             found: bytes | None = None
             hit = False
             directory = self.path / str(partition)
-            for batch in reading.read_segments(
-                self._files, directory, (segment,), segment.base, segment.next
-            ):
+            for batch in reading.read_segments(self.files, directory, (segment,), segment.base, segment.next):
                 rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
                 if len(rows):
                     hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()
@@ -384,10 +346,6 @@ class Changelog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def _files(self) -> Files:
-        return self._open_host().writer.files if self._view is None else self._view.files
 
     def _open_host(self) -> Host:
         if self._closed:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -192,6 +193,52 @@ def _time(ms: int | None) -> str | None:
     return None if ms is None else time_of(ms)
 
 
+# -- snapshot ------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold snapshot var/counts --to /backup/counts",
+    "keyfold snapshot var/counts --to s3://bucket/counts --at before-migration",
+    "keyfold snapshot s3://bucket/counts --clone-to var/counts",
+)
+@click.option("--to", metavar="PLACE", help="Write a snapshot there: a directory, or a URL.")
+@click.option("--at", metavar="COMMIT", help="With --to: the commit, as in restore; the last one without it.")
+@click.option(
+    "--clone-to", metavar="DIR", type=click.Path(path_type=Path), help="Make a changelog of a snapshot."
+)
+def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None) -> None:
+    """Write a snapshot: a copy as of a commit, complete in itself and only to be read. Or make a changelog of
+    one.
+
+    The place is empty, or has an earlier snapshot of the same changelog: then files that are there are not
+    written again, and the old one is gone when the new one is complete. A writer may go on meanwhile.
+    `keyfold restore` and `keyfold verify` work on a snapshot as it is.
+    """
+    if (to is None) == (clone_to is None):
+        raise click.UsageError("Say where: --to PLACE, or --clone-to DIR.")
+    if at is not None and to is None:
+        raise click.UsageError("--at says of which commit --to is a snapshot.")
+    if clone_to is not None:
+        with Changelog.clone(place.given, clone_to, files=place.files) as log:
+            document: dict[str, Any] = {"path": str(clone_to), "uuid": log.identity.uuid}
+        place.show(lambda: document, lambda: click.echo("cloned to {path}".format(**document)))
+        return
+    with Changelog.open(place.path, mode="r", files=place.files) as log:
+        done = log.snapshot(to or "", None if at is None else at_from(at, log.state))
+    document = {
+        "path": str(place.path), "to": to, "commit": done.commit, "files": len(done.files),
+        "bytes": done.bytes, "bytes_written": done.bytes_written,
+    }  # fmt: skip
+    place.show(
+        lambda: document,
+        lambda: click.echo(
+            "commit {commit} to {to}: {files} files, {bytes} bytes, {bytes_written} of them written".format(
+                **document
+            )
+        ),
+    )
+
+
 # -- config --------------------------------------------------------------------------------------------------
 
 
@@ -238,4 +285,4 @@ def _limit(value: object) -> str:
     return "no limit" if value == UNLIMITED else str(value)
 
 
-VERBS = (compact, anchor, config)
+VERBS = (compact, anchor, snapshot, config)

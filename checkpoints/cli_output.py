@@ -29,11 +29,12 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 @dataclass(frozen=True)
 class Place:
-    """What a verb works on, and how it answers."""
+    """What a verb works on, and how it answers. `given` is PATH as it was typed, which may be a URL."""
 
     path: Path
     files: Files
     as_json: bool
+    given: str = ""
 
     def show(self, document: Callable[[], Any], text: Callable[[], None]) -> None:
         """One JSON document, or what `text` prints."""
@@ -52,15 +53,15 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @click.command(name=function.__name__, help=function.__doc__, epilog=epilog)
-        @click.argument("path", type=click.Path(path_type=Path))
+        @click.argument("path")
         @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
         @click.pass_context
-        def run(context: click.Context, /, path: Path, as_json: bool, **options: Any) -> None:
+        def run(context: click.Context, /, path: str, as_json: bool, **options: Any) -> None:
             try:
-                function(Place(path, context.find_object(Files) or LOCAL, as_json), **options)
+                function(Place(Path(path), context.find_object(Files) or LOCAL, as_json, path), **options)
             except OSError as e:
                 if e.filename is None and not isinstance(e, BrokenPipeError):
-                    e.filename = str(path)  # a write to an open file does not say to which
+                    e.filename = path  # a write to an open file does not say to which
                 raise
 
         # click keeps the parameters of a function in an attribute until it is made a command.

@@ -27,12 +27,18 @@ PARTITIONS_MAX: Final = 10_000
 
 @dataclass(frozen=True)
 class Identity:
-    """What `changelog.json` says. `columns` is None for a changelog of raw bytes (Kafka's shape)."""
+    """What `changelog.json` says.
+
+    Attributes:
+        columns: None for a changelog of raw bytes (Kafka's shape).
+        snapshot: this is a copy to be read, which nobody writes to.
+    """
 
     uuid: str
     partitions: int
     columns: Columns | None
     config: LogConfig
+    snapshot: bool = False
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {
@@ -44,6 +50,8 @@ class Identity:
             "schema": None if self.columns is None else self.columns.to_json(),
             "config": self.config.changed(),
         }
+        if self.snapshot:
+            fields["snapshot"] = True
         fields["crc32c"] = f"{_crc(fields):08x}"
         return json.dumps(fields, indent=2).encode() + b"\n"
 
@@ -103,7 +111,8 @@ def read_identity(files: Files, root: Path) -> Identity:
             raise ValueError(f"crc32c {_crc(fields):08x}, the file says {stated:08x}")
         columns = None if fields["schema"] is None else Columns.from_json(fields["schema"])
         config = LogConfig().with_changes(fields["config"])
-        return Identity(str(fields["uuid"]), int(fields["partitions"]), columns, config)
+        snapshot = bool(fields.get("snapshot", False))
+        return Identity(str(fields["uuid"]), int(fields["partitions"]), columns, config, snapshot)
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise Damaged(
             "The identity of a changelog is not as it was written.", path=path, position="byte 0",

@@ -39,7 +39,7 @@ from keyfold.checkpoints.writer import (
     remove_journals_below,
 )
 from keyfold.statestore import names
-from keyfold.statestore.errors import ChangelogLocked, Damaged, NotAChangelog, StorageFailed
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, Damaged, NotAChangelog, StorageFailed
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.typed import Columns
 
@@ -76,8 +76,11 @@ def open_writer(
                 files.sync_directory(made.parent)
             for directory in (root / names.MANIFEST, root / names.READERS, root / names.WORK):
                 files.make_directory(directory)
-        else:
-            read_identity(files, root)
+        elif read_identity(files, root).snapshot:
+            raise ConfigError(
+                "This is a snapshot, which is only read.", path=root, expected="a changelog",
+                found="a snapshot", remedy="make a changelog of it with Changelog.clone(snapshot, path)",
+            )  # fmt: skip
         lock = _take_lock(files, root, steal)
         try:
             if creation is not None and not files.exists(root / names.IDENTITY):

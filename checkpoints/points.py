@@ -146,3 +146,26 @@ def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
         found=what,
         remedy="restore at one of those; set an anchor before compaction to keep a point",
     )
+
+
+def exact_commit(state: State, root: Path, at: At) -> Commit:
+    """The commit that `at` means, whose state is exact; None means the last one.
+
+    Raises:
+        CompactedAway: the exact state at that commit no longer exists.
+        ConfigError: there is no such commit, or offsets were given, which need not be those of a commit.
+    """
+    if isinstance(at, Mapping) or (at is None and not state.commits):
+        raise ConfigError(
+            "This needs a commit.", path=root,
+            expected="a commit number, (app_id, batch_id), an anchor's name or a time",
+            found="offsets" if isinstance(at, Mapping) else "a changelog without commits",
+            remedy="name a commit" if isinstance(at, Mapping) else "commit a batch first",
+        )  # fmt: skip
+    ends_at(state, root, at)
+    if at is None:
+        return state.commits[-1]
+    if not isinstance(at, str):
+        return commit_at(state, root, at)
+    anchor = state.anchors[at]
+    return next(c for c in state.commits if c.number == anchor.commit)

@@ -30,6 +30,7 @@ from keyfold.statestore.hashing import partition_of
 from keyfold.statestore.kv import PartitionedStore
 from keyfold.statestore.lastvalues import Identity as StoreIdentity
 from keyfold.statestore.lastvalues import LastValues
+from keyfold.statestore.remote import located
 from keyfold.statestore.segment import Segment
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def restore(
     prefix: bytes | str | None = None,
     listener: RestoreListener | None = None,
     progress: bool = False,
+    filesystem: Any = None,
     files: Files = LOCAL,
 ) -> RestoredState:
     """The state of the changelog at `path`, as of `at`; nothing is read before one of its `to_…` methods is
@@ -58,6 +60,7 @@ def restore(
     The files of the view stay until the result is closed or forgotten. A writer may go on meanwhile.
 
     Args:
+        path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec.
         at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
             without a time zone: UTC), an end offset for every partition as `{partition: offset}`, or None for
             the last commit.
@@ -68,13 +71,14 @@ def restore(
         prefix: only keys that begin so.
         listener: is told how far it has come.
         progress: show a bar while reading.
+        filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `path` is a path.
 
     Raises:
         NotAChangelog, Damaged, FormatTooNew: see there.
         CompactedAway: the exact state at `at` no longer exists, or a delete behind `since` is gone.
         ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
     """
-    root = Path(path)
+    files, root = located(path, filesystem, files)
     with ExitStack() as stack:
         lock = ViewLock(files, root) if files.exists(root / names.IDENTITY) else None
         if lock is not None:

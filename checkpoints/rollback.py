@@ -9,13 +9,12 @@ further on than the log now, so its query is refused until it starts from `resum
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.cleaner_manager import CleanerManager
 from keyfold.checkpoints.copying import copied
-from keyfold.checkpoints.points import At, commit_at, ends_at
+from keyfold.checkpoints.points import At, exact_commit
 from keyfold.checkpoints.segment_lines import Line, segment_line
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.writer import Writer
@@ -27,7 +26,12 @@ from keyfold.statestore.segment import Segment, SegmentWriter
 def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
     """Truncate to a commit, see `Changelog.rollback`."""
     with cleaning.paused(range(len(writer.state.partitions))), writer.exclusive:
-        commit, ends = _target(writer.state, writer, to)
+        if to is None:
+            raise ConfigError(
+                "A rollback goes to a commit.", path=writer.root, expected="a commit", found="None",
+                remedy="say which",
+            )  # fmt: skip
+        commit = exact_commit(writer.state, writer.root, to)
         _check_anchors(writer, commit)
         # Sealed, because only of a sealed segment a part can be copied while it goes.
         writer.seal_active()
@@ -36,7 +40,7 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
         try:
             parts = {
                 str(number): part
-                for number, end in enumerate(ends)
+                for number, end in enumerate(commit.ends)
                 if (part := _cut(writer, state, number, end, made)) is not None
             }
         except BaseException as e:
@@ -50,7 +54,9 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
                     remedy="free or repair the disk, then roll back again",
                 ) from e  # fmt: skip
             raise
-        writer.write_line({"t": "rollback", "commit": commit.number, "ends": list(ends), "parts": parts})
+        writer.write_line(
+            {"t": "rollback", "commit": commit.number, "ends": list(commit.ends), "parts": parts}
+        )
         for number, part in parts.items():
             directory = names.partition(writer.root, int(number))
             old = [directory / name for name in part["out"]]
@@ -58,23 +64,6 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
             writer.garbage.add(writer.state.n, old)
     writer.garbage.collect()
     return commit
-
-
-def _target(state: State, writer: Writer, to: At) -> tuple[Commit, tuple[int, ...]]:
-    ends = ends_at(state, writer.root, to)
-    if isinstance(to, str):
-        number = state.anchors[to].commit
-        commit = next((c for c in state.commits if c.number == number), None)
-    elif to is None or isinstance(to, Mapping):
-        raise ConfigError(
-            "A rollback goes to a commit.", path=writer.root,
-            expected="a commit number, (app_id, batch_id), an anchor's name or a time", found=repr(to),
-            remedy="correct to=",
-        )  # fmt: skip
-    else:
-        commit = commit_at(state, writer.root, to)
-    assert commit is not None  # an anchored commit is never forgotten
-    return commit, ends
 
 
 def _check_anchors(writer: Writer, commit: Commit) -> None:

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from keyfold.checkpoints.segment_lines import Line, grown, segment_from, segment_line
 from keyfold.statestore.blocks import FORMAT_VERSION
 from keyfold.statestore.segment import Segment
+
+#: Names of segments that go, and what replaces them.
+Swapped: TypeAlias = tuple[set[str], tuple[Segment, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,32 +213,44 @@ def _delete(state: State, line: Line) -> State:
 
 
 def _rollback(state: State, line: Line) -> State:
-    """Cut every partition at its end as of a commit, and forget the commits and anchors behind that one."""
+    ends, parts = tuple(line["ends"]), {}
+    for number, part in line["parts"].items():
+        parts[int(number)] = set(part["out"]), tuple(segment_from(s) for s in part["in"])
+    cut = truncated(state, line["commit"], ends, parts)
+    pairs = zip(cut.partitions, ends, strict=True)
+    return replace(cut, partitions=tuple(replace(p, cuts=(*p.cuts, end)) for p, end in pairs))
+
+
+def truncated(
+    state: State,
+    commit: int,
+    ends: tuple[int, ...],
+    parts: Mapping[int, tuple[set[str], tuple[Segment, ...]]],
+) -> State:
+    """The state as of a commit: every partition ends there, later commits and anchors are forgotten."""
     partitions = []
-    for number, (p, end) in enumerate(zip(state.partitions, line["ends"], strict=True)):
-        swapped = line["parts"].get(str(number), {"out": [], "in": []})
-        kept = [s for s in p.segments if s.name not in swapped["out"]]
+    for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
+        out, added = parts.get(number, (set[str](), ()))
         passes = {min(x.clean_end, end): x.time_ms for x in reversed(p.passes)}
         partitions.append(
             replace(
                 p,
-                segments=(*kept, *(segment_from(s) for s in swapped["in"])),
+                segments=(*(s for s in p.segments if s.name not in out), *added),
                 end=end,
                 clean_end=min(p.clean_end, end),
                 unique_end=min(p.unique_end, end),
                 passes=tuple(Pass(*x) for x in sorted(passes.items())),
                 splits=tuple(x for x in p.splits if x < end),
                 dropped_tombstone=min(p.dropped_tombstone, end - 1),
-                cuts=(*p.cuts, end),
             )
         )
-    commits = tuple(c for c in state.commits if c.number <= line["commit"])
+    commits = tuple(c for c in state.commits if c.number <= commit)
     return replace(
         state,
         partitions=tuple(partitions),
         commits=commits,
         apps={c.app: c for c in commits},
-        anchors={k: a for k, a in state.anchors.items() if a.commit <= line["commit"]},
+        anchors={k: a for k, a in state.anchors.items() if a.commit <= commit},
     )
 
 

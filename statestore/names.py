@@ -3,6 +3,7 @@
 changelog.json                       identity
 lock                                 held by the writer
 manifest/<epoch>.journal .head       what counts, and how far it is durable
+manifest/<epoch>.files               of a snapshot: what it holds, with checksums
 readers/<id>.view  <id>.lease        views of readers: by lock, and by time
 requests/<id>.compact  <id>.answer   what other processes ask the writer for
 work/<epoch>/<owner>/                files of tasks that are not committed, keys of a cleaner pass
@@ -33,6 +34,10 @@ def journal(root: Path, epoch: int) -> Path:
 
 def head(root: Path, epoch: int) -> Path:
     return root / MANIFEST / f"{epoch}.head"
+
+
+def snapshot_files(root: Path, epoch: int) -> Path:
+    return root / MANIFEST / f"{epoch}.files"
 
 
 def journal_epoch(name: str) -> int | None:

@@ -46,8 +46,9 @@ VERBS: dict[str, list[str]] = {
     "anchor": [],
     "config": [],
     "restore": ["--to", "{tmp}/out.parquet"],
+    "snapshot": ["--to", "{tmp}/snapshot"],
 }
-READING = [verb for verb in VERBS if verb != "compact"]
+READING = [verb for verb in VERBS if verb not in ("compact", "snapshot")]
 
 
 def run(*arguments: object) -> Result:

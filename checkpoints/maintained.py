@@ -1,0 +1,145 @@
+"""What is done to a changelog besides appending and reading: compaction, anchors, rollback, snapshots."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from keyfold.checkpoints import anchoring, cleaner, reading
+from keyfold.checkpoints.compactor import PassStatistics
+from keyfold.checkpoints.hosting import Host
+from keyfold.checkpoints.identity import Identity
+from keyfold.checkpoints.points import At, exact_commit
+from keyfold.checkpoints.rollback import roll_back
+from keyfold.checkpoints.snapshot import Place, Snapshot, take
+from keyfold.checkpoints.state import Anchor, Commit, State
+from keyfold.statestore.files import Files
+from keyfold.statestore.remote import located
+
+
+class Maintained(ABC):
+    """The part of `Changelog` that looks after it."""
+
+    path: Path
+
+    @property
+    @abstractmethod
+    def host(self) -> Host:
+        """The writer and what works behind it. Raises `ConfigError` for a reader."""
+
+    @property
+    @abstractmethod
+    def is_writer(self) -> bool:
+        """Whether it is open to write."""
+
+    @property
+    @abstractmethod
+    def files(self) -> Files:
+        """Its file operations."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> Identity:
+        """What `changelog.json` says."""
+
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """What the manifest says."""
+
+    @abstractmethod
+    def pinned(self) -> AbstractContextManager[State]:
+        """The state of now, whose files stay until the context is left."""
+
+    def compact(self) -> list[PassStatistics]:
+        """One full pass over every partition now, whatever its dirty ratio; what each did.
+
+        Raises:
+            ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
+        """
+        return self.host.compact()
+
+    @contextmanager
+    def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
+        """No cleaner pass goes over these partitions (None: all) inside the block; passes under way are
+        stopped first. Blocks may overlap: a partition is cleaned again when the last one has ended.
+        """
+        chosen = range(len(self.state.partitions)) if partitions is None else list(partitions)
+        for number in chosen:
+            reading.partition_state(self.state, self.path, number)
+        with self.host.cleaning.paused(chosen):
+            yield
+
+    def cleaner_metrics(self) -> dict[str, float]:
+        """How the cleaner of this changelog stands, under the names of Kafka's metrics; see
+        `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
+        """
+        found = self.host.cleaning.metrics()
+        return {**found, "DeadThreadCount": float(cleaner.POOL.dead_threads)}
+
+    # -- anchors -----------------------------------------------------------------------------------
+
+    def anchors(self) -> dict[str, Anchor]:
+        """Name → the commit whose exact state it keeps restorable; those of `resume` are among them."""
+        return dict(self.state.anchors)
+
+    def anchor(self, name: str, at: At = None) -> Anchor:
+        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this
+        returns.
+
+        Args:
+            at: the commit, as in `restore`; None for the last one.
+
+        Raises:
+            ConfigError: the name cannot be used, or another commit has it; or there is no such commit.
+            CompactedAway: the exact state at that commit no longer exists.
+        """
+        return anchoring.add_anchor(self.host.writer, name, at)
+
+    def drop_anchor(self, name: str) -> Anchor:
+        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has
+        it.
+        """
+        return anchoring.drop_anchor(self.host.writer, name)
+
+    def rollback(self, to: At) -> Commit:
+        """Take everything behind a commit back, durably; returns the commit, which is the last one now.
+
+        Offsets behind it are given again to what is appended next. A query whose batches were taken back is
+        refused until it starts from `resume`, which gives its state and source position as of the commit.
+
+        Args:
+            to: the commit, as in `restore`.
+
+        Raises:
+            CompactedAway: the exact state at that commit no longer exists.
+            ConfigError: there is no such commit, or a named anchor lies behind it.
+        """
+        host = self.host
+        return roll_back(host.writer, host.cleaning, to)
+
+    def snapshot(self, to: str | Path, at: At = None, *, filesystem: Any = None) -> Snapshot:
+        """A copy as of a commit, self-contained and only to be read: `restore`, `Changelog.open(mode="r")`
+        and the data source take it as it is, `Changelog.clone` makes a changelog of it.
+
+        Args:
+            to: a directory, or a URL of pyarrow.fs or fsspec; empty, or with an earlier snapshot of this
+                changelog, which the new one replaces once it is complete. Files that are there are not
+                written again.
+            at: the commit, as in `restore`; None for the last one.
+            filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `to` is a path.
+
+        Raises:
+            CompactedAway, ConfigError: there is no such commit, or its state is not exact any more; or
+                something else is at `to`.
+            Damaged: a file does not match its checksums. StorageFailed: `to` cannot be written.
+        """
+        if self.is_writer and at is None:
+            self.host.writer.seal_active()
+        with self.pinned() as state:
+            commit = exact_commit(state, self.path, at)
+            place = Place(*located(to, filesystem, self.files))
+            return take(Place(self.files, self.path), self.identity, state, commit, place)

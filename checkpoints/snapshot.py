@@ -1,0 +1,330 @@
+"""Snapshots: a changelog as of a commit, as a self-contained copy that is only read.
+
+A snapshot is laid out like a changelog, so everything that reads one reads it. Segments come first, then the
+journal with a single line, then its head: without the head nobody sees it, and without `changelog.json`,
+which comes last of all where it is new, there is nothing. Taken again in the same place, files that are there
+already are not written again, and what the new one does not need goes when it is complete. So there are at
+most two: the last good one, and the one being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from keyfold.checkpoints import reading
+from keyfold.checkpoints import state as states
+from keyfold.checkpoints.identity import Identity, read_identity, write_identity
+from keyfold.checkpoints.journal import JournalWriter
+from keyfold.checkpoints.opening import View
+from keyfold.checkpoints.state import Commit, State
+from keyfold.checkpoints.writer import begin_journal, journal_epochs, remove_journals_below
+from keyfold.statestore import names
+from keyfold.statestore.blocks import encode
+from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment import Segment, SegmentWriter, block_of
+from keyfold.statestore.segment_reader import SegmentReader
+
+#: So much of a file is read, checked and written at a time.
+_PIECE_BYTES: Final = 8 << 20
+#: Above any number that a writer gives, so that a segment that was cut for a snapshot has a name of its own.
+_CUT_NUMBER: Final = 10**9
+
+
+@dataclass(frozen=True)
+class SnapshotFile:
+    """One file of a snapshot, as its list names it."""
+
+    bytes: int
+    records: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was taken.
+
+    Attributes:
+        commit: the last commit in it.
+        files: path in the snapshot → what it holds.
+        bytes_written: of the files; the rest was there from an earlier snapshot.
+    """
+
+    path: str
+    commit: int
+    files: dict[str, SnapshotFile]
+    bytes_written: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.bytes for f in self.files.values())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Files at a path: of the source, or of the snapshot."""
+
+    files: Files
+    root: Path
+
+
+def take(source: Place, identity: Identity, state: State, commit: Commit, to: Place) -> Snapshot:
+    """Write the snapshot of `commit`, whose files the caller spares.
+
+    Raises:
+        ConfigError: something else is at the destination.
+        Damaged: a segment of the source does not match its checksums.
+        StorageFailed: the destination cannot be written.
+    """
+    try:
+        before = _known(to, identity)
+        taking = _Taking(source, to, identity, before)
+        return taking.run(state, commit)
+    except OSError as e:
+        raise StorageFailed(
+            "The snapshot could not be written; the one before it is as it was.", path=e.filename or to.root,
+            expected="a place that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free or repair it, then take the snapshot again",
+        ) from e  # fmt: skip
+
+
+def clone(snapshot: Place, to: Place, uuid: str) -> None:
+    """A new changelog from a snapshot, with an identity of its own, ready to be opened.
+
+    Raises:
+        NotAChangelog: there is no snapshot, or the destination is not empty.
+        Damaged: a file is not as the snapshot's list says.
+        StorageFailed: the destination cannot be written.
+    """
+    view = View(snapshot.files, snapshot.root)
+    listed = _listed(snapshot, view.state.epoch)
+    if listed is None:
+        raise NotAChangelog(
+            "This is not a snapshot.", path=snapshot.root, expected="what Changelog.snapshot has written",
+            found="a changelog" if not view.identity.snapshot else "a snapshot without its list of files",
+            remedy="take a snapshot of it, and clone that",
+        )  # fmt: skip
+    if to.files.list_directory(to.root):
+        raise NotAChangelog(
+            "A changelog cannot be created here.", path=to.root, expected="an empty or missing directory",
+            found="a directory with entries", remedy="choose another path",
+        )  # fmt: skip
+    try:
+        partitions = [names.partition(to.root, number) for number in range(view.identity.partitions)]
+        own_names = (names.MANIFEST, names.READERS, names.WORK)
+        for directory in (to.root, *(to.root / name for name in own_names), *partitions):
+            for made in to.files.make_directory(directory):
+                to.files.sync_directory(made.parent)
+        for path, expected in listed.items():
+            found = _copied(snapshot, to, Path(path), expected.records)
+            if found != expected:
+                raise Damaged(
+                    "A file of a snapshot is not as it was written.", path=snapshot.root / path,
+                    position="byte 0", expected=f"{expected.bytes} bytes, sha256 {expected.sha256}",
+                    found=f"{found.bytes} bytes, sha256 {found.sha256}",
+                    remedy="clone another snapshot; nothing of this one was used",
+                )  # fmt: skip
+        for directory in partitions:
+            to.files.sync_directory(directory)
+        own = replace(view.identity, uuid=uuid, snapshot=False)
+        _begin(to, view.state, view.state.epoch + 1, own)
+        write_identity(to.files, to.root, own)
+    except OSError as e:
+        raise StorageFailed(
+            "The changelog could not be written.", path=e.filename or to.root,
+            expected="a disk that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free or repair the disk, remove what is there, then clone again",
+        ) from e  # fmt: skip
+
+
+# -- taking --------------------------------------------------------------------------------------------------
+
+
+class _Taking:
+    """One snapshot on its way: what it holds, and how much of that had to be written."""
+
+    def __init__(self, source: Place, to: Place, identity: Identity, before: dict[str, SnapshotFile]) -> None:
+        self._source = source
+        self._to = to
+        self._identity = replace(identity, snapshot=True)
+        self._before = before
+        self._files: dict[str, SnapshotFile] = {}
+        self._written = 0
+
+    def run(self, state: State, commit: Commit) -> Snapshot:
+        files, root = self._to.files, self._to.root
+        # Above every epoch of the source, because every writer begins with a line.
+        epoch = max(state.n, *journal_epochs(files, root), 0) + 1
+        for directory in (root, root / names.MANIFEST):
+            files.make_directory(directory)
+        kept = self._state(state, commit, epoch)
+        listed = {path: asdict(file) for path, file in sorted(self._files.items())}
+        document = {"commit": commit.number, "time": commit.time_ms, "files": listed}
+        files.write_whole(names.snapshot_files(root, epoch), json.dumps(document, indent=1).encode())
+        new = not files.exists(root / names.IDENTITY)
+        if not new:
+            # Settings and added columns may have changed; what was there reads with them too.
+            write_identity(files, root, self._identity)
+        _begin(self._to, kept, epoch, self._identity)
+        if new:
+            write_identity(files, root, self._identity)
+        self._sweep(epoch)
+        return Snapshot(str(root), commit.number, self._files, self._written)
+
+    def _state(self, state: State, commit: Commit, epoch: int) -> State:
+        parts: dict[int, tuple[set[str], tuple[Segment, ...]]] = {}
+        for number, end in enumerate(commit.ends):
+            segments = state.partitions[number].segments
+            self._to.files.make_directory(names.partition(self._to.root, number))
+            behind = [s for s in segments if s.next > end]
+            added: tuple[Segment, ...] = ()
+            if behind and behind[0].base < end:
+                added = self._cut(number, behind[0], end, epoch)
+            parts[number] = ({s.name for s in behind}, added)
+            for segment in segments:
+                if segment.next <= end:
+                    self._segment(number, segment)
+            self._to.files.sync_directory(names.partition(self._to.root, number))
+        return states.truncated(state, commit.number, commit.ends, parts)
+
+    def _segment(self, number: int, segment: Segment) -> None:
+        """Copy one segment and its index, their checksums compared, unless they are there already."""
+        directory = names.partition(self._source.root, number)
+        paths = [Path(str(number)) / segment.name]
+        if segment.sealed:
+            paths.append(Path(str(number)) / names.segment_index(segment.name))
+        if segment.sealed and all(self._is_there(path) for path in paths):
+            for path in paths:
+                self._files[str(path)] = self._before[str(path)]
+            return
+        SegmentReader(self._source.files, directory, segment).verify()
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                # Half of an earlier try, or an active segment that has grown.
+                self._to.files.unlink(self._to.root / path)
+            size = None if segment.sealed else segment.size
+            self._add(path, _copied(self._source, self._to, path, segment.records, size))
+
+    def _is_there(self, path: Path) -> bool:
+        """Whether the snapshot before has it, whole. No name is ever reused, so it is the same file."""
+        known = self._before.get(str(path))
+        if known is None:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return self._to.files.size(self._to.root / path) == known.bytes
+        return False
+
+    def _cut(self, number: int, segment: Segment, end: int, epoch: int) -> tuple[Segment, ...]:
+        """The records of a segment below `end`, as a segment of the snapshot."""
+        directory = names.partition(self._source.root, number)
+        target = names.partition(self._to.root, number)
+        name = names.segment_name(segment.base, epoch, _CUT_NUMBER)
+        writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
+        grown = writer.segment
+        for batch in reading.read_segments(self._source.files, directory, (segment,), segment.base, end):
+            data = encode(batch, self._identity.config.codec)
+            grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
+        if not grown.records:
+            writer.abandon(None)
+            return ()
+        sealed = writer.seal(replace(grown, next=end))
+        for file in (name, names.segment_index(name)):
+            path = Path(str(number)) / file
+            self._add(path, _measured(self._to, path, sealed.records))
+        return (sealed,)
+
+    def _add(self, path: Path, file: SnapshotFile) -> None:
+        self._files[str(path)] = file
+        self._written += file.bytes
+
+    def _sweep(self, epoch: int) -> None:
+        """Remove what only older snapshots, or tries that came to nothing, had. Failing harms nobody."""
+        files, root = self._to.files, self._to.root
+        with contextlib.suppress(OSError):
+            for older in journal_epochs(files, root):
+                if older < epoch:
+                    with contextlib.suppress(FileNotFoundError):
+                        files.unlink(names.snapshot_files(root, older))
+            remove_journals_below(files, root, epoch)
+            for number in range(self._identity.partitions):
+                for name in files.list_directory(names.partition(root, number)):
+                    if f"{number}/{name}" not in self._files:
+                        files.unlink(names.partition(root, number) / name)
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
+    """The journal with its one line, then the head: what makes a snapshot or a clone visible."""
+    journal = JournalWriter(to.files, to.root, epoch)
+    try:
+        begin_journal(journal, state, epoch, identity.uuid)
+    finally:
+        journal.close()
+
+
+def _known(to: Place, identity: Identity) -> dict[str, SnapshotFile]:
+    """The files of the snapshot that is there. Raises `ConfigError` where it is of another changelog."""
+    if not to.files.exists(to.root / names.IDENTITY):
+        own = {names.MANIFEST, f"{names.IDENTITY}.tmp"}
+        foreign = [n for n in to.files.list_directory(to.root) if n not in own and not n.isdigit()]
+        if not foreign:
+            return {}
+        found = f"a directory with {foreign[0]!r}"
+    else:
+        there = read_identity(to.files, to.root)
+        if there.snapshot and there.uuid == identity.uuid:
+            for epoch in reversed(journal_epochs(to.files, to.root)):
+                if to.files.exists(names.head(to.root, epoch)):
+                    return _listed(to, epoch) or {}
+            return {}
+        found = f"{'a snapshot of' if there.snapshot else 'the changelog'} {there.uuid}"
+    raise ConfigError(
+        "A snapshot cannot be taken there.", path=to.root,
+        expected="an empty place, or an earlier snapshot of the same changelog", found=found,
+        remedy="choose another place",
+    )  # fmt: skip
+
+
+def _listed(place: Place, epoch: int) -> dict[str, SnapshotFile] | None:
+    try:
+        document: dict[str, Any] = json.loads(place.files.read(names.snapshot_files(place.root, epoch)))
+        return {path: SnapshotFile(**file) for path, file in document["files"].items()}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _copied(source: Place, to: Place, path: Path, records: int, size: int | None = None) -> SnapshotFile:
+    """Copy a file, or its first `size` bytes, and say what it held."""
+    digest, count = hashlib.sha256(), 0
+    file = to.files.create(to.root / path)
+    try:
+        for piece in _pieces(source.files, source.root / path, size):
+            to.files.append(file, [piece])
+            digest.update(piece)
+            count += len(piece)
+        to.files.sync(file)
+    finally:
+        to.files.close(file)
+    return SnapshotFile(count, records, digest.hexdigest())
+
+
+def _measured(place: Place, path: Path, records: int) -> SnapshotFile:
+    digest, count = hashlib.sha256(), 0
+    for piece in _pieces(place.files, place.root / path, None):
+        digest.update(piece)
+        count += len(piece)
+    return SnapshotFile(count, records, digest.hexdigest())
+
+
+def _pieces(files: Files, path: Path, size: int | None) -> Iterator[bytes]:
+    size = files.size(path) if size is None else size
+    for position in range(0, size, _PIECE_BYTES):
+        yield files.read(path, position, min(_PIECE_BYTES, size - position))

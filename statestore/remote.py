@@ -1,0 +1,174 @@
+"""`Files` on what is no local disk: an object store, or any file system of pyarrow or fsspec.
+
+Only what snapshots need: whole files that are written once and read. An object exists when its stream was
+closed, whole, and is durable then; there are no locks, and nothing is cut or overwritten in place.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
+
+
+def located(place: str | Path, filesystem: Any = None, files: Files = LOCAL) -> tuple[Files, Path]:
+    """What reads and writes at `place`, and the path there.
+
+    Args:
+        place: a local path, or a URL that pyarrow knows (s3, gs, abfs, hdfs, file), else fsspec.
+        filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, for credentials and end points; `place` is
+            then a path in it.
+
+    Raises:
+        ConfigError: nobody knows such a URL.
+    """
+    if filesystem is not None:
+        return RemoteFiles(_as_pyarrow(filesystem)), Path(place)
+    if isinstance(place, Path) or "://" not in place:
+        return files, Path(place)
+    scheme, _, rest = place.partition("://")
+    if scheme == "file":
+        return files, Path(rest)
+    try:
+        found, path = pa.fs.FileSystem.from_uri(place)
+        return RemoteFiles(found), Path(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+        try:
+            import fsspec
+
+            return RemoteFiles(_as_pyarrow(fsspec.filesystem(scheme))), Path(rest)
+        except (ImportError, ValueError):
+            raise ConfigError(
+                "There is no file system for this URL.", expected="a URL of pyarrow.fs or fsspec",
+                found=f"{scheme}://",
+                remedy="correct it, install fsspec's package for it, or give filesystem=",
+            ) from e  # fmt: skip
+
+
+def _as_pyarrow(filesystem: Any) -> pa.fs.FileSystem:
+    if isinstance(filesystem, pa.fs.FileSystem):
+        return filesystem
+    return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(filesystem))
+
+
+class _Stream(OpenFile):
+    """An object that is being written."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream: Any, path: Path) -> None:
+        super().__init__(-1, path)
+        self.stream = stream
+
+
+class RemoteFiles(Files):
+    """The operations of `Files` that make sense there; the others raise `OSError`."""
+
+    def __init__(self, filesystem: pa.fs.FileSystem) -> None:
+        self._fs = filesystem
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def create(self, path: Path) -> OpenFile:
+        with self._operation("create", path):
+            return _Stream(self._fs.open_output_stream(str(path)), path)
+
+    def append(self, file: OpenFile, chunks: Sequence[Data]) -> None:
+        assert isinstance(file, _Stream)
+        with self._operation("append", file.path, file=file, data=chunks, position=file.position):
+            for chunk in chunks:
+                view = memoryview(chunk).cast("B")
+                file.stream.write(view)
+                file.position += len(view)
+
+    def sync(self, file: OpenFile) -> None:
+        """Nothing to do: an object is durable when it is closed."""
+
+    def close(self, file: OpenFile) -> None:
+        assert isinstance(file, _Stream)
+        file.stream.close()
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        file = self.create(path)
+        self.append(file, [data])
+        self.close(file)
+
+    def overwrite(self, file: OpenFile, data: bytes, position: int) -> None:
+        raise _unsupported(file.path)
+
+    def truncate(self, file: OpenFile, size: int) -> None:
+        raise _unsupported(file.path)
+
+    # -- names -----------------------------------------------------------------------------------------------
+
+    def make_directory(self, path: Path) -> list[Path]:
+        """Made where the file system has directories; an object store has only names."""
+        with self._operation("mkdir", path):
+            if not isinstance(self._fs, pa.fs.S3FileSystem):
+                self._fs.create_dir(str(path), recursive=True)
+        return []
+
+    def sync_directory(self, path: Path) -> None:
+        """Nothing to do."""
+
+    def unlink(self, path: Path) -> None:
+        with self._operation("unlink", path):
+            self._fs.delete_file(str(path))
+
+    def remove_tree(self, path: Path) -> None:
+        with self._operation("remove_tree", path):
+            self._fs.delete_dir(str(path))
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def list_directory(self, path: Path) -> list[str]:
+        with self._operation("list_directory", path):
+            chosen = pa.fs.FileSelector(str(path), allow_not_found=True)
+            return sorted(info.base_name for info in self._fs.get_file_info(chosen))
+
+    def exists(self, path: Path) -> bool:
+        with self._operation("exists", path):
+            return bool(self._info(path).type != pa.fs.FileType.NotFound)
+
+    def is_directory(self, path: Path) -> bool:
+        with self._operation("is_directory", path):
+            return bool(self._info(path).type == pa.fs.FileType.Directory)
+
+    def size(self, path: Path) -> int:
+        with self._operation("size", path):
+            size: int | None = self._info(path).size
+            if size is None:
+                raise FileNotFoundError(errno.ENOENT, "no such object", str(path))
+            return size
+
+    def read(self, path: Path, position: int = 0, length: int | None = None) -> bytes:
+        with self._operation("read", path, position=position), self._fs.open_input_file(str(path)) as file:
+            file.seek(position)
+            data: bytes = file.read() if length is None else file.read(length)
+            return data
+
+    def map(self, path: Path) -> pa.Buffer:
+        """The whole object in memory."""
+        with self._operation("map", path), self._fs.open_input_file(str(path)) as file:
+            return file.read_buffer()
+
+    def free_bytes(self, path: Path) -> int:
+        """As good as without end."""
+        return 1 << 62
+
+    def lock(self, path: Path) -> OpenFile | None:
+        raise OSError(errno.EROFS, "there are no locks on a remote file system", str(path))
+
+    def _info(self, path: Path) -> pa.fs.FileInfo:
+        return self._fs.get_file_info([str(path)])[0]
+
+
+def _unsupported(path: Path) -> OSError:
+    return OSError(errno.EOPNOTSUPP, "a remote file is written once", str(path))
