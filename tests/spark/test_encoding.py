@@ -115,6 +115,39 @@ def test_every_character_is_written_as_single_keys_are(spark: SparkSession) -> N
     assert [(row["s"], row["i"]) for row in decoded(encoding, df)] == rows
 
 
+NAN_INSIDE = [
+    "array(1.5D, {})",
+    "map({}, 1)",
+    "map('a', {})",
+    "named_struct('n', 1, 'd', {})",
+    "array(map(1, named_struct('a', array({}))))",
+]
+
+
+@pytest.mark.parametrize("sql", NAN_INSIDE)
+@pytest.mark.parametrize("number", ["double('NaN')", "float('-Infinity')", "double('Infinity')"])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(
+    spark: SparkSession, sql: str, number: str
+) -> None:
+    """And only there: in the second row it is null, or none."""
+    other = "0.5D" if sql.startswith("map({}") else f"if(id = 0, {number}, null)"
+    held = f"if(id = 0, {sql.format(number)}, {sql.format(other)})"
+    df = spark.range(0, 2, 1, 1).selectExpr("id", "1.5D as d", f"{held} as v")
+    encoding = RowEncoding(df.schema, "id")
+    texts = encoded(encoding, df)["value"].to_pylist()
+    assert [text[:1] for text in texts] == [b" ", b"{"]
+    expected = [{name: row[name] for name in ("id", "d", "v")} for row in df.toArrow().to_pylist()]
+    assert exact(decoded(encoding, df)) == exact(expected)
+
+
+def test_a_key_has_its_columns_in_the_order_of_keys(spark: SparkSession) -> None:
+    df = spark.sql("select 1 as a, 'x' as b, 2 as c")
+    encoding = RowEncoding(df.schema, ["b", "a"])
+    assert encoding.columns is not None
+    assert encoded(encoding, df)["key"].to_pylist() == [b'{"b":"x","a":1}']
+    assert encoding.columns.encode_key("x", 1) == b'{"b":"x","a":1}'
+
+
 # -- the round trip ------------------------------------------------------------------------------------------
 
 STRINGS = [
@@ -481,6 +514,18 @@ def test_a_row_that_cannot_be_written_exactly_is_refused_by_column(
         assert says in refused(RowEncoding(df.schema, ["k", "v"]), df.where("bad")).what
 
 
+def test_any_column_that_cannot_be_written_is_named_in_keys_and_values(spark: SparkSession) -> None:
+    """Not only the first one of those that could be refused."""
+    good = ["'a'", "'b'", "date'2013-01-31'", "timestamp'2013-01-31 10:00:00'", "array('c')"]
+    bad = ["cast(x'ff' as string)"] * 2 + ["make_date(0, 1, 1)", "timestamp_micros(-62135596800000001)"]
+    bad.append("array(cast(x'ff' as string))")
+    for wrong in range(len(good)):
+        columns = [bad[i] if i == wrong else good[i] for i in range(len(good))]
+        df = spark.sql("select 1 as n, " + ", ".join(f"{sql} as c{i}" for i, sql in enumerate(columns)))
+        for keys in (["n"], df.columns[1:]):
+            assert f"Column 'c{wrong}'" in refused(RowEncoding(df.schema, keys), df).what
+
+
 def test_a_raw_string_that_is_not_utf8_is_refused_in_keys_and_values(spark: SparkSession) -> None:
     df = spark.sql("select cast(x'ff' as string) as a, 'b' as b")
     assert "UTF-8" in refused(RowEncoding(df.schema, "a"), df).what
@@ -526,7 +571,7 @@ def test_an_expression_that_does_not_fit_is_refused(spark: SparkSession, options
 # -- Kafka's shape -------------------------------------------------------------------------------------------
 
 KAFKA = """select {key} as key, {value} as value, 'words' as topic, 3 as partition, 9L as offset,
-    timestamp'1969-12-31 23:59:59.9995Z' as timestamp, 0 as timestampType,
+    timestamp'1969-12-31 23:59:58.4995Z' as timestamp, 0 as timestampType,
     array(struct('h' as key, x'ff' as value)) as headers"""
 
 
@@ -546,7 +591,7 @@ def test_kafkas_columns_are_taken_as_they_are(sessions: list[SparkSession]) -> N
                     "key": None if row[0] is None else bytes(row[0]),
                     "value": None if row[1] is None else bytes(row[1]),
                     "headers": [{"key": "h", "value": b"\xff"}],
-                    "timestamp": -1,
+                    "timestamp": -1501,
                 }
             ]
 

@@ -387,6 +387,16 @@ def test_a_closed_sink_takes_no_batch_and_can_be_closed_again(spark: SparkSessio
         sink(kafka(spark, ("a", "1")), 0)
 
 
+def test_a_sink_that_was_closed_before_its_first_batch_makes_no_changelog(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sink = ChangelogSink(tmp_path / "log", keys="key")
+    sink.close()
+    with pytest.raises(ConfigError, match="was closed"):
+        sink(kafka(spark, ("a", "1")), 0)
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_sink_whose_writer_was_fenced_opens_the_changelog_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -109,6 +109,10 @@ def test_a_null_in_sequence_by_is_refused(spark: SparkSession, tmp_path: Path) -
             "batch 0, Spark partition 0, row 1",
             "batch 0, Spark partition 0, row 2",
         )
+        for null_first, null_second in ((None, 2), (2, None)):
+            with pytest.raises(BadRecord, match="no place in the order") as caught:
+                sink(changes(spark, ("a", "", 1, 1), ("b", "", null_first, null_second)), 0)
+            assert caught.value.position == "batch 0, Spark partition 0, row 1"
         assert pairs(sink.log) == []
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,10 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
 from keyfold.checkpoints import resume
+from keyfold.checkpoints.admission import StreamBatch
+from keyfold.checkpoints.state import Anchor, Commit, empty
 from keyfold.sink import ChangelogSink, TaskSink
+from keyfold.sink.delivery import Delivery, batch_of
 from keyfold.sink.query import HadoopOffsetLog, LocalOffsetLog, positions
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files, OpenFile
@@ -138,6 +144,17 @@ def test_the_pin_of_resume_goes_with_the_second_batch_of_the_new_query(
         assert sink.log.state.anchors == {}
 
 
+def test_a_pin_stays_for_one_commit_behind_the_pinned_one_whoever_makes_it() -> None:
+    """Also where the old query goes on after all: a job that is starting from `resume` may still need it."""
+    first = Commit(2, 0, "log", "q", 1, ("s1",), "", (2,))
+    pins = {"pin": Anchor("pin", 2, (2,), "log"), "mine": Anchor("mine", 1, (1,), "")}
+    pinned = replace(empty(1, 1), commits=(first,), apps={"log": first}, anchors=pins, next_commit=3)
+    next_one = StreamBatch("log", "q", 2, ("s2",), ("s1",))
+    assert batch_of(pinned, Delivery("log", 2, next_one, lambda: None)).unanchor == ()
+    later = replace(pinned, apps={"log": replace(first, number=3, batch=2)}, next_commit=4)
+    assert batch_of(later, Delivery("log", 3, next_one, lambda: None)).unanchor == ("pin",)
+
+
 def test_an_anchor_of_the_user_stays(spark: SparkSession, tmp_path: Path) -> None:
     source = words(spark, tmp_path, 1)
     with ChangelogSink(tmp_path / "log", keys="word") as sink:
@@ -194,6 +211,34 @@ def test_a_query_of_a_session_of_its_own_is_found(spark: SparkSession, tmp_path:
         assert commits(sink.log) == [(0, ('{"logOffset":0}',))]
 
 
+class Between(Files):
+    """Does something once, when a sink has admitted a batch and makes the directory to compute it in."""
+
+    def __init__(self) -> None:
+        self.todo: list[Callable[[], None]] = []
+
+    def _operation(
+        self, name: str, path: Path, *, file: OpenFile | None = None, **rest: Any
+    ) -> AbstractContextManager[None]:
+        if name == "mkdir" and path.parts[-3] == "work" and self.todo:
+            self.todo.pop()()
+        return super()._operation(name, path, file=file, **rest)
+
+
+def test_a_batch_that_another_sink_commits_meanwhile_is_not_committed_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = spark.createDataFrame([("a", "1")], "key string, value string")
+    files = Between()
+    with ChangelogSink(tmp_path / "log", files=files) as other:
+        with ChangelogSink(tmp_path / "log", files=files) as sink:
+            files.todo.append(lambda: other(frame, 0))
+            sink(frame, 0)
+            assert files.todo == []
+        assert commits(other.log) == [(0, ())]
+        assert pairs(other.log) == [(b"a", b"1")]
+
+
 def test_one_function_can_give_a_batch_to_two_sinks(spark: SparkSession, tmp_path: Path) -> None:
     source = words(spark, tmp_path, 2)
     even = ChangelogSink(tmp_path / "even", keys="word")
@@ -245,6 +290,48 @@ def test_the_checkpoints_entry_is_durable_before_the_commit(spark: SparkSession,
     first = files.seen[: files.seen.index(("sync_path", "offsets/1"))]
     assert ("sync_path", "check point/metadata") in first
     assert ("sync_path", "check point/.metadata.crc") in first
+
+
+@pytest.mark.parametrize(("placement", "on_driver"), [("driver", True), ("tasks", False), ("auto", False)])
+def test_blocks_are_made_where_placement_says(
+    spark: SparkSession, tmp_path: Path, placement: Any, on_driver: bool
+) -> None:
+    """What a task does, it does with files of its own process."""
+    files = Recorder()
+    with ChangelogSink(tmp_path / "log", placement=placement, files=files) as sink:
+        sink(spark.createDataFrame([("a", "1")], "key string, value string"), 0)
+        assert pairs(sink.log) == [(b"a", b"1")]
+    assert any(name == "create" and path.endswith(".blocks") for name, path in files.seen) == on_driver
+
+
+class FailingOnce(Files):
+    """The first sync of a query's entry for batch 1 fails."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def _operation(
+        self, name: str, path: Path, *, file: OpenFile | None = None, **rest: Any
+    ) -> AbstractContextManager[None]:
+        if name == "sync_path" and path.parts[-2:] == ("offsets", "1") and not self.failed:
+            self.failed = True
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return super()._operation(name, path, file=file, **rest)
+
+
+@pytest.mark.parametrize("is_task", [False, True])
+def test_a_batch_whose_entry_cannot_be_made_durable_is_not_committed(
+    spark: SparkSession, tmp_path: Path, is_task: bool
+) -> None:
+    source = words(spark, tmp_path, 2)
+    files, log = FailingOnce(), tmp_path / "log"
+    sink = TaskSink(log, count, files=files) if is_task else ChangelogSink(log, keys="word", files=files)
+    with sink:
+        with pytest.raises(StreamingQueryException, match="nothing of this batch counts"):
+            run(source.stream(), sink, tmp_path / "checkpoint")
+        assert [batch for batch, _ in commits(sink.log)] == [0]
+        run(source.stream(), sink, tmp_path / "checkpoint")
+        assert [batch for batch, _ in commits(sink.log)] == [0, 1]
 
 
 def test_offsets_are_read_through_hadoop_as_from_the_disk(spark: SparkSession, tmp_path: Path) -> None:

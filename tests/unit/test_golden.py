@@ -15,8 +15,9 @@ from keyfold.checkpoints.journal import decode_line, encode_line, read_head
 from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import CompactedAway, Damaged
 from keyfold.statestore.files import LOCAL
-from keyfold.statestore.names import segment_index
-from keyfold.statestore.segment import SegmentReader, SegmentWriter, block_of
+from keyfold.statestore.names import segment_index, segment_name
+from keyfold.statestore.segment import SegmentWriter, block_of
+from keyfold.statestore.segment_reader import SegmentReader
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "v1-whole"
@@ -60,6 +61,9 @@ def test_what_is_written_again_has_the_same_bytes() -> None:
     assert head is not None
     assert head.encode() in (GOLDEN / "manifest" / "1.head").read_bytes()
     assert read_identity(LOCAL, GOLDEN).encode() == (GOLDEN / "changelog.json").read_bytes()
+    for file in GOLDEN.rglob("*.arrows"):
+        assert segment_name(*(int(part) for part in file.stem.split("-"))) == file.name
+    assert encode_line({"app": "é"}).endswith(rb' {"app":"\u00e9"}' + b"\n")
 
 
 def test_a_segment_that_is_sealed_again_has_the_same_bytes(path: Path, tmp_path: Path) -> None:

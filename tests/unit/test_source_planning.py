@@ -200,6 +200,19 @@ def test_a_task_that_reads_keeps_its_lease_alive(path: Path) -> None:
         assert not [t for t in threading.enumerate() if t.name == "keyfold-lease"]
 
 
+def test_a_task_that_begins_late_renews_its_lease_at_once(path: Path) -> None:
+    """Not only after a while: the time between planning and reading may have used up all but a moment."""
+    with Changelog.open(path, config=QUIET) as log:
+        log.append(table(("a", "1")))
+        (piece,) = whole(Planner(LOCAL, path, MINUTES_10))
+        assert piece.lease is not None
+        file = names.lease(path, piece.lease.identifier)
+        before = json.loads(file.read_bytes())["expires_ms"]
+        time.sleep(0.01)
+        with Keeper(LOCAL, path, replace(piece.lease, expires_ms=leases.now_ms() + 1000)):
+            assert json.loads(file.read_bytes())["expires_ms"] > before
+
+
 def test_tasks_that_renew_one_lease_at_once_leave_it_whole(path: Path) -> None:
     with Changelog.open(path, config=QUIET) as log:
         log.append(table(("a", "1")))

@@ -281,6 +281,27 @@ def test_a_reader_that_begins_after_deletes_were_dropped_reads_past_them_at_any_
         assert state == current(path) == {b"b": b"1", b"c": b"1"}
 
 
+def test_a_reader_between_records_below_a_delete_that_was_gone_before_it_began_is_not_disturbed(
+    path: Path,
+) -> None:
+    """Its position says which segments it has been promised, so that it need not be stopped in vain."""
+    with Changelog.open(path, config=AT_ONCE) as log:
+        log.append(table(("a", "1")))
+        log.anchor("keeps-a")
+        log.append(table(("a", "2"), ("b", "1"), ("b", None), ("c", "1")))
+        log.compact()
+        log.compact()
+        assert [offset for _, offset, _, _ in log_rows(log)] == [0, 1, 4]
+        assert log.state.partitions[0].dropped_tombstone == 3
+        query = Driver(path, {**FOLLOW, "maxOffsetsPerTrigger": "1"})
+        state = folded(query.trigger() or [])
+        assert state == {b"a": b"1"}
+        query.start()
+        for rows in query.triggers():
+            folded(rows, state)
+        assert state == current(path) == {b"a": b"2", b"c": b"1"}
+
+
 def test_a_delete_that_was_dropped_late_below_an_older_one_is_told(path: Path) -> None:
     """The highest dropped delete does not move, so the number alone would say that all is well."""
     with Changelog.open(path, config=AT_ONCE) as log:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -19,8 +20,8 @@ from keyfold.checkpoints.writer import Batch
 from keyfold.sink import staging
 from keyfold.sink.staging import Stage, Staged, blocks_by_partition, refused_row
 from keyfold.statestore import names
-from keyfold.statestore.blocks import BLOCK_BYTES
-from keyfold.statestore.errors import Damaged, StorageFailed
+from keyfold.statestore.blocks import BLOCK_BYTES, HEADERS_TYPE, decode, encode, rebase, record_batch
+from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.hashing import partition_of
 
@@ -97,11 +98,48 @@ def test_the_log_gets_the_rows_of_each_partition_in_order(
 def test_large_rows_make_blocks_of_about_two_mebibytes(tmp_path: Path) -> None:
     stage = Stage(str(tmp_path), 0, 2, 0)
     rows: list[Row] = [(b"%d" % i, b"x" * 1000) for i in range(20_000)]
-    batches = (batch(rows[i : i + 1000]) for i in range(0, len(rows), 1000))
-    staged = stage.run(LOCAL, batches, 0, 0)
-    assert sum(s.records for s in staged) == 20_000
-    assert all(s.length < 4 << 20 for s in staged)
-    assert len(staged) <= 14
+    for attempt, together in enumerate((1000, 20_000)):
+        batches = (batch(rows[i : i + together]) for i in range(0, len(rows), together))
+        staged = stage.run(LOCAL, batches, 0, attempt)
+        assert sum(s.records for s in staged) == 20_000
+        assert all(s.length < 4 << 20 for s in staged)
+        assert len(staged) <= 14
+
+
+def test_rows_find_any_of_many_partitions_and_keep_their_order(tmp_path: Path) -> None:
+    stage = Stage(str(tmp_path), 0, 1000, 0)
+    rows: list[Row] = [(b"%d" % (i % 3000), b"%d" % i) for i in range(6000)]
+    staged = stage.run(LOCAL, [batch(rows)], 0, 0)
+    data = names.staged(tmp_path, 0, 0, 0).read_bytes()
+    found: list[tuple[int, bytes]] = []
+    for s in staged:
+        block = decode(pa.py_buffer(data[s.position : s.position + s.length]))
+        found += [(s.partition, value) for value in block.column("value").to_pylist()]
+    expected = [(partition_of(key, 1000), value) for key, value in rows]
+    assert found == sorted(expected, key=lambda row: row[0])
+
+
+def test_arrow_batches_are_put_together_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow's binary columns cannot hold more than 2 GiB."""
+    stage, rows = Stage(str(tmp_path), 0, 1, 0), batch([(b"a", b"x" * 1000)])
+    assert len(stage.run(LOCAL, [rows] * 6, 0, 0)) == 1
+    monkeypatch.setattr(staging, "_TOGETHER_BYTES_MAX", 2 * rows.nbytes)
+    assert [s.records for s in stage.run(LOCAL, [rows] * 6, 0, 1)] == [2, 2, 2]
+
+
+def test_the_commit_knows_the_newest_timestamp_of_each_partition(tmp_path: Path) -> None:
+    times = pa.array([500, 900, None, 700], pa.int64())
+    rows = batch([(b"a", b"1"), (b"a", b"2"), (b"b", b"3"), (b"b", b"4")]).append_column("timestamp", times)
+    stage = Stage(str(tmp_path), 0, 2, 800)
+    with Changelog.open(tmp_path / "log", partitions=2) as log:
+        commit(log, stage, stage.run(LOCAL, [rows], 0, 0))
+        newest: dict[int, int] = {}
+        for key, time in ((b"a", 900), (b"b", 800)):
+            newest[log.partition(key)] = max(time, newest.get(log.partition(key), -1))
+        for p, time in newest.items():
+            assert [s.max_timestamp for s in log.state.partitions[p].segments] == [time]
 
 
 def test_few_rows_are_kept_back_until_the_task_ends(tmp_path: Path) -> None:
@@ -163,6 +201,15 @@ def test_a_header_without_a_key_is_found_in_its_row(tmp_path: Path, slice_from: 
         assert (found.problem, found.records) == (staging.NO_HEADER_KEY, 4 - slice_from)
 
 
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 2], [5, 6]])
+def test_a_block_whose_records_do_not_count_from_zero_is_not_placed(offsets: list[int]) -> None:
+    keys, headers = pa.array([b"a", b"b"], pa.binary()), pa.nulls(2, HEADERS_TYPE)
+    times = pa.array([0, 0], pa.timestamp("ms"))
+    block = encode(record_batch(np.array(offsets, np.int64), times, keys, keys, headers))
+    with pytest.raises(BadRecord, match="count its records from 0"):
+        rebase(block, 7)
+
+
 # -- files that are not as they were left --------------------------------------------------------------------
 
 
@@ -214,7 +261,7 @@ def test_tasks_can_write_at_the_same_time(log: Changelog, tmp_path: Path) -> Non
     stage = Stage(str(tmp_path), 0, 2, 0)
     with ThreadPoolExecutor(4) as pool:
         parts = pool.map(
-            lambda n: stage.run(LOCAL, [batch([(b"%d" % n, b"%d" % i) for i in range(20)])], n, n), range(8)
+            lambda n: stage.run(LOCAL, [batch([(b"%d" % n, b"%d" % i) for i in range(20)])], n, 0), range(8)
         )
         staged = [s for part in parts for s in part]
     commit(log, stage, staged)
