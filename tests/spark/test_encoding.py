@@ -9,13 +9,13 @@ import struct as packing
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.typed import Columns
+from support.encodings import SESSIONS, encoded, sessions_of
 from support.typed_golden import GOLDEN, NOT_FINITE, UTC, exact
 
 pytest.importorskip("pyspark")
@@ -28,46 +28,10 @@ from keyfold.sink.encoding import RowEncoding, refusal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Settings that change how Spark writes dates, numbers, nulls and names. None may change a byte here.
-SESSIONS: list[dict[str, str]] = [
-    {},
-    {
-        "spark.sql.session.timeZone": "America/New_York",
-        "spark.sql.ansi.enabled": "false",
-        "spark.sql.legacy.timeParserPolicy": "LEGACY",
-        "spark.sql.jsonGenerator.ignoreNullFields": "false",
-        "spark.sql.caseSensitive": "true",
-    },
-    {
-        "spark.sql.session.timeZone": "Pacific/Apia",
-        "spark.sql.ansi.enabled": "true",
-        "spark.sql.legacy.timeParserPolicy": "EXCEPTION",
-        "spark.sql.legacy.interval.enabled": "true",
-        "spark.sql.timestampType": "TIMESTAMP_NTZ",
-        "spark.sql.parser.escapedStringLiterals": "true",
-    },
-    {
-        "spark.sql.session.timeZone": "Asia/Kolkata",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.legacy.charVarcharAsString": "true",
-    },
-]
-
 
 @pytest.fixture(scope="module")
 def sessions(spark: SparkSession) -> list[SparkSession]:
-    made = []
-    for options in SESSIONS:
-        session = spark.newSession()
-        for name, value in options.items():
-            session.conf.set(name, value)
-        made.append(session)
-    return made
-
-
-def encoded(encoding: RowEncoding, df: DataFrame) -> pa.Table:
-    return encoding.select(df).toArrow()
+    return sessions_of(spark)
 
 
 def decoded(encoding: RowEncoding, df: DataFrame) -> list[dict[str, Any]]:
@@ -566,57 +530,3 @@ def test_an_expression_that_does_not_fit_is_refused(spark: SparkSession, options
     df = spark.sql("select 'a' as k, 1 as v")
     with pytest.raises(ConfigError, match=says):
         RowEncoding(df.schema, "k", **options).select(df)
-
-
-# -- Kafka's shape -------------------------------------------------------------------------------------------
-
-KAFKA = """select {key} as key, {value} as value, 'words' as topic, 3 as partition, 9L as offset,
-    timestamp'1969-12-31 23:59:58.4995Z' as timestamp, 0 as timestampType,
-    array(struct('h' as key, x'ff' as value)) as headers"""
-
-
-def test_kafkas_columns_are_taken_as_they_are(sessions: list[SparkSession]) -> None:
-    for session in sessions:
-        for key, value in (
-            ("x'ff'", "x'00fe'"),
-            ("'k'", "cast(null as string)"),
-            ("cast(null as binary)", "'v'"),
-        ):
-            df = session.sql(KAFKA.format(key=key, value=value))
-            encoding = RowEncoding(df.schema)
-            assert encoding.columns is None
-            row = df.selectExpr("cast(key as binary)", "cast(value as binary)").collect()[0]
-            assert encoded(encoding, df).to_pylist() == [
-                {
-                    "key": None if row[0] is None else bytes(row[0]),
-                    "value": None if row[1] is None else bytes(row[1]),
-                    "headers": [{"key": "h", "value": b"\xff"}],
-                    "timestamp": -1501,
-                }
-            ]
-
-
-def test_kafkas_shape_takes_deletes_and_sequences(spark: SparkSession) -> None:
-    df = spark.sql("select * from values ('a', 'x'), ('b', '') as t(key, value)")
-    encoding = RowEncoding(df.schema, apply_as_deletes="value = ''", sequence_by="value")
-    assert encoded(encoding, df).to_pylist() == [
-        {"key": b"a", "value": b"x", "sequence_0": "x"},
-        {"key": b"b", "value": None, "sequence_0": ""},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("sql", "says"),
-    [
-        ("select 'a' as key", "needs Kafka's columns"),
-        ("select 'a' as key, 1 as value", "needs Kafka's columns"),
-        ("select 'a' as key, 'b' as value, 1 as other", "found: other"),
-        ("select 'a' as key, 'b' as value, 'now' as timestamp", "timestamp has another type"),
-        ("select 'a' as key, 'b' as value, map('a', 'b') as headers", "headers has another type"),
-        ("select 'a' as key, 'b' as value, 'c' as value", "each once"),
-    ],
-)
-def test_other_columns_need_keys(spark: SparkSession, sql: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        RowEncoding(spark.sql(sql).schema)
-    assert "keys=" in str(caught.value)

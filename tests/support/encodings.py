@@ -1,0 +1,54 @@
+"""Sessions whose settings must not change what the sink writes, and what it writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from keyfold.sink.encoding import RowEncoding
+
+#: Settings that change how Spark writes dates, numbers, nulls and names. None may change a byte here.
+SESSIONS: list[dict[str, str]] = [
+    {},
+    {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.legacy.timeParserPolicy": "LEGACY",
+        "spark.sql.jsonGenerator.ignoreNullFields": "false",
+        "spark.sql.caseSensitive": "true",
+    },
+    {
+        "spark.sql.session.timeZone": "Pacific/Apia",
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.legacy.timeParserPolicy": "EXCEPTION",
+        "spark.sql.legacy.interval.enabled": "true",
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.parser.escapedStringLiterals": "true",
+    },
+    {
+        "spark.sql.session.timeZone": "Asia/Kolkata",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.legacy.charVarcharAsString": "true",
+    },
+]
+
+
+def sessions_of(spark: SparkSession) -> list[SparkSession]:
+    """One session for each of `SESSIONS`."""
+    made = []
+    for options in SESSIONS:
+        session = spark.newSession()
+        for name, value in options.items():
+            session.conf.set(name, value)
+        made.append(session)
+    return made
+
+
+def encoded(encoding: RowEncoding, df: DataFrame) -> pa.Table:
+    """The records of a DataFrame."""
+    return encoding.select(df).toArrow()
