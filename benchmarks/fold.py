@@ -134,7 +134,6 @@ def scenario(name: str, runs: int, log: list[pa.RecordBatch], first_dirty: int, 
     kept = drain(compact(lambda: log, offset_map, 0))
     print(f"  {offset_map.distinct_keys} keys in the map, {kept} records stay")
     measure(runs, records, "map", build)
-    measure(runs, records, "copy", lambda: drain(compact(lambda: log, offset_map, 0)))
     measure(runs, records, "map and copy", lambda: drain(compact(lambda: log, build(), 0)))
     measure(runs, records, "last values", lambda: drain(last_values(lambda: log, first_dirty)))
     if profile:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,17 +19,22 @@ from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, check_partitions, check_same_partitions, read_identity
 from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.opening import Creation, View
+from keyfold.checkpoints.restore import state_batches, unique_below_of
 from keyfold.checkpoints.snapshot import Place, clone
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock
 from keyfold.checkpoints.writer import Batch
+from keyfold.statestore.arrow_store import ArrowStore
+from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.hashing import partition_of
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.remote import located
 from keyfold.statestore.typed import Columns
+
+_KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
 
 
 def _now_ms() -> int:
@@ -53,6 +58,7 @@ class Changelog(Maintained):
         self._view = view
         self._view_lock = view_lock
         self._closed = False
+        self._store: ArrowStore | None = None
 
     @classmethod
     def open(
@@ -294,21 +300,37 @@ class Changelog(Maintained):
         """The last committed value of a key, None where it has none.
 
         A writer asks its last-value store, which first catches up with the commit that is current now. A
-        reader looks through the key's partition, newest block first.
+        reader looks through the key's partition, newest block first, unless it has asked for its `store`.
         """
         if self._view is None:
             return self._open_host().last_values().get(key)
-        return self._scan(key)
+        self._check_open()
+        return self._scan(key) if self._store is None else self._store.get(key)
 
     def store(self) -> ReadOnlyStore:
-        """The last values, caught up with the commit that is current now: get, get_all, range, prefix,
-        all.
+        """The last values: get, get_all, range, prefix, all.
+
+        A writer's are in RocksDB, caught up with the commit that is current now. A reader's are those of its
+        view, which are read into memory with the first call.
         """
-        return self._open_host().last_values()
+        if self._view is None:
+            return self._open_host().last_values()
+        self._check_open()
+        if self._store is None:
+            parts = (
+                batch.select(["key", "value"])
+                for number, p in enumerate(self.state.partitions)
+                for batch in state_batches(
+                    self.files, self.path / str(number), p.segments, p.end, unique_below_of(p)
+                )
+            )
+            self._store = ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))
+        return self._store
 
     def refresh(self) -> None:
         """Let a reader see the newest durable commit. Nothing to do for a writer."""
         if self._view is not None:
+            self._store = None
             state = self._view.refresh()
             if self._view_lock is not None:
                 self._view_lock.record(state.n)
@@ -347,9 +369,12 @@ class Changelog(Maintained):
     ) -> None:
         self.close()
 
-    def _open_host(self) -> Host:
+    def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
+
+    def _open_host(self) -> Host:
+        self._check_open()
         if self._host is None:
             raise ConfigError(
                 "This changelog is open to read only.", path=self.path, expected='mode="w"', found='mode="r"',

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keyfold.statestore.arrow_store import ArrowStore
 from keyfold.statestore.contract import Entries, prefix_end
 from keyfold.statestore.kv import (
     KeyValueStore,
@@ -115,6 +116,12 @@ def memory(table: Table, stack: ExitStack, directory: Path) -> MemoryStore:
     return MemoryStore(table)
 
 
+def arrow(table: Table, stack: ExitStack, directory: Path) -> ArrowStore:
+    keys = sorted(table, reverse=True)
+    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array([table[k] for k in keys], pa.binary())}
+    return ArrowStore(pa.table(columns))
+
+
 def snapshot_of(below: Build) -> Build:
     return lambda table, stack, directory: stack.enter_context(
         closing(below(table, stack, directory).snapshot())
@@ -140,12 +147,18 @@ READABLE: dict[str, Build] = {
     **WRITABLE,
     "lastvalues": last_values,
     "partitions": partitioned,
+    "arrow": arrow,
     "typed-view": lambda table, stack, directory: TypedView(
         last_values(table, stack, directory), BytesSerde(), BytesSerde()
     ),
     **{
         f"snapshot-{name}": snapshot_of(build)
-        for name, build in {**WRITABLE, "lastvalues": last_values, "partitions": partitioned}.items()
+        for name, build in {
+            **WRITABLE,
+            "lastvalues": last_values,
+            "partitions": partitioned,
+            "arrow": arrow,
+        }.items()
     },
 }
 
