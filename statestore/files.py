@@ -1,4 +1,4 @@
-"""The only module that opens, writes, syncs, renames, lists or deletes files.
+"""The only module that opens, writes, syncs, renames, lists or deletes files (elsewhere than here: `remote`).
 
 `Files` is the seam: a test hands in a subclass that records, fails, kills or pauses at the n-th operation.
 Every operation runs inside the context that `_operation` gives, so such a subclass overrides that one method
