@@ -47,6 +47,7 @@ class PartitionState:
         passes: for tombstones' delete horizons, ascending.
         splits: anchor offsets that kept older records of a key inside the clean section.
         dropped_tombstone: highest offset of a tombstone that is gone, -1 for none.
+        dropped_at: the line that took the last tombstone, whichever its offset.
         cuts: where each rollback has cut the log; a swap that was made before one is void, and so is the
             position of a reader behind it.
         uncleanable: why the cleaner has given this partition up, empty if it has not.
@@ -60,6 +61,7 @@ class PartitionState:
     passes: tuple[Pass, ...] = ()
     splits: tuple[int, ...] = ()
     dropped_tombstone: int = -1
+    dropped_at: int = 0
     cuts: tuple[int, ...] = ()
     uncleanable: str = ""
 
@@ -125,9 +127,7 @@ class State:
         return tuple(p.end for p in self.partitions)
 
     def restorable(self, ends: tuple[int, ...]) -> bool:
-        """Whether the fold up to these offsets can still be computed exactly: nothing between was folded
-        away.
-        """
+        """Whether the fold up to these offsets can still be computed: nothing between was folded away."""
         return all(
             end >= p.clean_end or end <= p.start or end in p.splits
             for end, p in zip(ends, self.partitions, strict=True)
@@ -142,9 +142,7 @@ def empty(partitions: int, epoch: int, n: int = 0) -> State:
 
 
 def apply(state: State, line: Line) -> State:
-    """The state behind one more line. Raises `KeyError`, `ValueError` or `TypeError` where the line makes no
-    sense.
-    """
+    """The state behind one more line. Raises `KeyError`, `ValueError` or `TypeError` on nonsense."""
     if line["n"] != state.n + 1:
         raise ValueError(f"line {state.n + 1} was expected, this is line {line['n']}")
     return _APPLY[line["t"]](replace(state, n=line["n"]), line)
@@ -197,15 +195,15 @@ def _swap(state: State, line: Line) -> State:
         passes=tuple(Pass(*x) for x in line["passes"]),
         splits=tuple(line["splits"]),
         dropped_tombstone=line["dropped_tombstone"],
+        dropped_at=state.n if line.get("drops", True) else p.dropped_at,
     )
     return _with_partition(state, line["partition"], changed)
 
 
 def _delete(state: State, line: Line) -> State:
     p = state.partitions[line["partition"]]
-    out = set(line["out"])
+    start, out = line["start"], set(line["out"])
     kept = tuple(s for s in p.segments if s.name not in out)
-    start = line["start"]
     changed = replace(
         p, segments=kept, start=start, clean_end=max(p.clean_end, start), unique_end=max(p.unique_end, start)
     )
@@ -255,8 +253,8 @@ def truncated(
 
 
 def _uncleanable(state: State, line: Line) -> State:
-    p = state.partitions[line["partition"]]
-    return _with_partition(state, line["partition"], replace(p, uncleanable=line["reason"]))
+    number = line["partition"]
+    return _with_partition(state, number, replace(state.partitions[number], uncleanable=line["reason"]))
 
 
 def _anchor(state: State, line: Line) -> State:
@@ -358,6 +356,7 @@ def _partition_line(p: PartitionState) -> Line:
         "passes": [[x.clean_end, x.time_ms] for x in p.passes],
         "splits": list(p.splits),
         "dropped_tombstone": p.dropped_tombstone,
+        "dropped_at": p.dropped_at,
         "cuts": list(p.cuts),
         "uncleanable": p.uncleanable,
         "segments": [segment_line(s) for s in p.segments],
@@ -374,6 +373,7 @@ def _partition_from(line: Line) -> PartitionState:
         passes=tuple(Pass(*x) for x in line["passes"]),
         splits=tuple(line["splits"]),
         dropped_tombstone=line["dropped_tombstone"],
+        dropped_at=line.get("dropped_at", 0),
         cuts=tuple(line.get("cuts", ())),
         uncleanable=line.get("uncleanable", ""),
     )

@@ -51,13 +51,13 @@ class Offsets:
     Attributes:
         uuid: of the changelog.
         offsets: partition → the next offset to read.
-        snapshot: partition → the mark of `positions.snapshot_mark`, where one is kept.
+        snapshot: partition → the manifest line that it was written at, where `positions` wants to know.
         generations: partition → how often it had been rolled back, where it had been.
     """
 
     uuid: str
     offsets: Mapping[int, int]
-    snapshot: Mapping[int, str]
+    snapshot: Mapping[int, int]
     generations: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Offsets:
             "offsets": {str(p): o for p, o in sorted(self.offsets.items())},
         }
         if self.snapshot:
-            written["snapshot"] = {str(p): mark for p, mark in sorted(self.snapshot.items())}
+            written["snapshot"] = {str(p): n for p, n in sorted(self.snapshot.items())}
         if self.generations:
             written["generations"] = {str(p): g for p, g in sorted(self.generations.items())}
         return written
@@ -82,13 +82,11 @@ class Offsets:
             raise ValueError("no uuid under keyfold, or no object under offsets")
         if not isinstance(generations, dict):
             raise ValueError("no object under generations")
-        for numbers in (offsets, generations):
+        for numbers in (offsets, snapshot, generations):
             if not all(k.isdigit() and type(o) is int and o >= 0 for k, o in numbers.items()):
                 raise ValueError(
                     "an offset that is no whole number from 0, or is not under its partition's number"
                 )
-        if not all(k.isdigit() and isinstance(mark, str) for k, mark in snapshot.items()):
-            raise ValueError("a snapshot mark that is no text")
         of = ({int(k): x for k, x in part.items()} for part in (offsets, snapshot, generations))
         return cls(uuid, *of)
 

@@ -10,8 +10,8 @@ to it:
 
 `PartitionState.dropped_tombstone` is the highest offset of such a tombstone, so above it, and at 0, every
 position is safe. A reader that began at the log's start and is not above it yet (a rate limit, a restart) is
-safe too as long as the segments between it and that offset are the same files as when its position was
-written: no file, no drop. Their mark is therefore part of its position.
+safe too as long as no tombstone was dropped since its position was written. The manifest line of that moment
+is therefore part of its position.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-
-from crc32c import crc32c
 
 from keyfold.checkpoints.reading import misses_delete
 from keyfold.checkpoints.state import PartitionState, State
@@ -83,9 +81,11 @@ def check_same(found: object, uuid: str, root: Path) -> None:
 
 
 def marked(uuid: str, offsets: Sequence[int], state: State) -> Offsets:
-    """A position as it is to be kept: marked where the highest dropped tombstone is not passed yet."""
+    """A position as it is to be kept: with the line of `state` where the highest dropped tombstone is not
+    passed yet.
+    """
     marks = {
-        number: snapshot_mark(p, offset)
+        number: state.n
         for number, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
         if misses_delete(p, offset)
     }
@@ -95,12 +95,6 @@ def marked(uuid: str, offsets: Sequence[int], state: State) -> Offsets:
 def generations(state: State) -> dict[int, int]:
     """Partition → how often it was rolled back, where it was."""
     return {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
-
-
-def snapshot_mark(p: PartitionState, offset: int) -> str:
-    """A checksum over the names of the segments from `offset` to the highest dropped tombstone."""
-    between = [s.name for s in p.segments if s.next > offset and s.base <= p.dropped_tombstone]
-    return f"{crc32c(chr(10).join(between).encode()):08x}"
 
 
 def readable(position: Offsets, state: State, root: Path, *, fail_on_data_loss: bool) -> list[int]:
@@ -123,7 +117,7 @@ def _readable(p: PartitionState, number: int, position: Offsets, path: Path, fai
     if offset < p.start:
         what = "Records that this reader has not seen are gone: retention has moved the log's start."
         expected = f"an offset from {p.start} to {p.end}"
-    elif misses_delete(p, offset) and position.snapshot.get(number) != snapshot_mark(p, offset):
+    elif misses_delete(p, offset) and p.dropped_at > position.snapshot.get(number, -1):
         what = "A delete that this reader has not seen may be gone: it is older than delete.retention.ms."
         expected = f"an offset above {p.dropped_tombstone}, that of the last delete that was dropped"
     else:

@@ -104,11 +104,9 @@ def test_at_is_a_commit_number_or_else_an_anchor_s_name() -> None:
 
 
 def test_offsets_are_read_back_as_they_were_written() -> None:
-    offsets = Offsets("u", {1: 40, 0: 12, 10: 3}, {1: "0f0f0f0f"})
+    offsets = Offsets("u", {1: 40, 0: 12, 10: 3}, {1: 17})
     written = json.dumps(offsets.to_json())
-    assert written == (
-        '{"keyfold": "u", "offsets": {"0": 12, "1": 40, "10": 3}, "snapshot": {"1": "0f0f0f0f"}}'
-    )
+    assert written == ('{"keyfold": "u", "offsets": {"0": 12, "1": 40, "10": 3}, "snapshot": {"1": 17}}')
     assert parsed(startingOffsets=written).starting == offsets
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from keyfold.checkpoints import Changelog
 from keyfold.checkpoints.retention import apply_retention
-from keyfold.checkpoints.state import PartitionState, State
+from keyfold.checkpoints.state import State
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming import positions
@@ -323,6 +323,23 @@ def test_a_delete_that_was_dropped_late_below_an_older_one_is_told(path: Path) -
             query.trigger()
 
 
+def test_passes_that_drop_no_delete_do_not_disturb_a_reader_that_is_on_its_way(path: Path) -> None:
+    """The files between are others after each pass; what counts is that no tombstone is gone since."""
+    with Changelog.open(path, config=AT_ONCE) as log:
+        with_lost_delete(log)
+        log.append(numbered(range(20)))
+        query = Driver(path, {**FOLLOW, "maxOffsetsPerTrigger": "1"})
+        state = folded(query.trigger() or [])
+        for _ in range(3):
+            query.start()
+            log.append(numbered(range(10, 15)))
+            log.compact()
+            folded(query.trigger() or [], state)
+        for rows in query.triggers():
+            folded(rows, state)
+        assert state == current(path)
+
+
 actions = st.lists(
     st.one_of(
         st.lists(
@@ -397,20 +414,6 @@ def test_a_limit_is_shared_out_as_the_rows_wait(path: Path, two_partitions: Stat
     assert limited(20) == [18, 2]
     assert limited(1) == [1, 0]
     assert limited(1000) == [90, 10]
-
-
-def test_a_mark_changes_with_any_segment_up_to_the_highest_dropped_delete(path: Path) -> None:
-    with Changelog.open(path, config={**QUIET, "segment.bytes": 1024}) as log:
-        for i in range(6):
-            log.append(table((f"k{i}", "x" * 600)))
-        p = log.state.partitions[0]
-        assert len(p.segments) > 3
-        told = PartitionState(p.segments, 0, p.end, dropped_tombstone=2)
-        mark = positions.snapshot_mark(told, 1)
-        outside = PartitionState(p.segments[1:-1], 0, p.end, dropped_tombstone=2)
-        between = PartitionState((*p.segments[:2], *p.segments[3:]), 0, p.end, dropped_tombstone=2)
-        assert positions.snapshot_mark(outside, 1) == mark
-        assert positions.snapshot_mark(between, 1) != mark
 
 
 def test_limits_are_of_the_kind_that_spark_asks_for(path: Path) -> None:
