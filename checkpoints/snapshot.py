@@ -180,36 +180,36 @@ class _Taking:
     def _state(self, state: State, commit: Commit, epoch: int) -> State:
         parts: dict[int, tuple[set[str], tuple[Segment, ...]]] = {}
         for number, end in enumerate(commit.ends):
-            segments = state.partitions[number].segments
             self._to.files.make_directory(names.partition(self._to.root, number))
-            behind = [s for s in segments if s.next > end]
-            added: tuple[Segment, ...] = ()
-            if behind and behind[0].base < end:
-                added = self._cut(number, behind[0], end, epoch)
-            parts[number] = ({s.name for s in behind}, added)
-            for segment in segments:
-                if segment.next <= end:
+            out: set[str] = set()
+            added: list[Segment] = []
+            for segment in state.partitions[number].segments:
+                if segment.sealed and segment.next <= end:
                     self._segment(number, segment)
+                    continue
+                # What may grow, or is wanted in part only, gets a name of its own: no file ever changes.
+                out.add(segment.name)
+                if segment.base < end:
+                    name = names.segment_name(segment.base, epoch, _CUT_NUMBER + len(out))
+                    added += self._cut(number, segment, min(segment.next, end), name)
+            parts[number] = out, tuple(added)
             self._to.files.sync_directory(names.partition(self._to.root, number))
         return states.truncated(state, commit.number, commit.ends, parts)
 
     def _segment(self, number: int, segment: Segment) -> None:
         """Copy one segment and its index, their checksums compared, unless they are there already."""
         directory = names.partition(self._source.root, number)
-        paths = [Path(str(number)) / segment.name]
-        if segment.sealed:
-            paths.append(Path(str(number)) / names.segment_index(segment.name))
-        if segment.sealed and all(self._is_there(path) for path in paths):
+        paths = [Path(str(number)) / name for name in (segment.name, names.segment_index(segment.name))]
+        if all(self._is_there(path) for path in paths):
             for path in paths:
                 self._files[str(path)] = self._before[str(path)]
             return
         SegmentReader(self._source.files, directory, segment).verify()
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                # Half of an earlier try, or an active segment that has grown.
+                # Half of an earlier try: nothing that counts there is ever replaced.
                 self._to.files.unlink(self._to.root / path)
-            size = None if segment.sealed else segment.size
-            self._add(path, _copied(self._source, self._to, path, segment.records, size))
+            self._add(path, _copied(self._source, self._to, path, segment.records))
 
     def _is_there(self, path: Path) -> bool:
         """Whether the snapshot before has it, whole. No name is ever reused, so it is the same file."""
@@ -220,11 +220,14 @@ class _Taking:
             return self._to.files.size(self._to.root / path) == known.bytes
         return False
 
-    def _cut(self, number: int, segment: Segment, end: int, epoch: int) -> tuple[Segment, ...]:
+    def _cut(self, number: int, segment: Segment, end: int, name: str) -> list[Segment]:
         """The records of a segment below `end`, as a segment of the snapshot."""
         directory = names.partition(self._source.root, number)
         target = names.partition(self._to.root, number)
-        name = names.segment_name(segment.base, epoch, _CUT_NUMBER)
+        for file in (name, names.segment_index(name)):
+            # Of an earlier try that came to nothing: no snapshot has the number of this one.
+            with contextlib.suppress(FileNotFoundError):
+                self._to.files.unlink(target / file)
         writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
         grown = writer.segment
         for batch in reading.read_segments(self._source.files, directory, (segment,), segment.base, end):
@@ -232,12 +235,12 @@ class _Taking:
             grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
         if not grown.records:
             writer.abandon(None)
-            return ()
+            return []
         sealed = writer.seal(replace(grown, next=end))
         for file in (name, names.segment_index(name)):
             path = Path(str(number)) / file
             self._add(path, _measured(self._to, path, sealed.records))
-        return (sealed,)
+        return [sealed]
 
     def _add(self, path: Path, file: SnapshotFile) -> None:
         self._files[str(path)] = file
@@ -301,12 +304,12 @@ def _listed(place: Place, epoch: int) -> dict[str, SnapshotFile] | None:
         return None
 
 
-def _copied(source: Place, to: Place, path: Path, records: int, size: int | None = None) -> SnapshotFile:
-    """Copy a file, or its first `size` bytes, and say what it held."""
+def _copied(source: Place, to: Place, path: Path, records: int) -> SnapshotFile:
+    """Copy a file, and say what it held."""
     digest, count = hashlib.sha256(), 0
     file = to.files.create(to.root / path)
     try:
-        for piece in _pieces(source.files, source.root / path, size):
+        for piece in _pieces(source.files, source.root / path):
             to.files.append(file, [piece])
             digest.update(piece)
             count += len(piece)
@@ -318,13 +321,13 @@ def _copied(source: Place, to: Place, path: Path, records: int, size: int | None
 
 def _measured(place: Place, path: Path, records: int) -> SnapshotFile:
     digest, count = hashlib.sha256(), 0
-    for piece in _pieces(place.files, place.root / path, None):
+    for piece in _pieces(place.files, place.root / path):
         digest.update(piece)
         count += len(piece)
     return SnapshotFile(count, records, digest.hexdigest())
 
 
-def _pieces(files: Files, path: Path, size: int | None) -> Iterator[bytes]:
-    size = files.size(path) if size is None else size
+def _pieces(files: Files, path: Path) -> Iterator[bytes]:
+    size = files.size(path)
     for position in range(0, size, _PIECE_BYTES):
         yield files.read(path, position, min(_PIECE_BYTES, size - position))

@@ -229,11 +229,12 @@ def truncated(
     partitions = []
     for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
         out, added = parts.get(number, (set[str](), ()))
+        segments = (*(s for s in p.segments if s.name not in out), *added)
         passes = {min(x.clean_end, end): x.time_ms for x in reversed(p.passes)}
         partitions.append(
             replace(
                 p,
-                segments=(*(s for s in p.segments if s.name not in out), *added),
+                segments=tuple(sorted(segments, key=lambda s: s.base)),
                 end=end,
                 clean_end=min(p.clean_end, end),
                 unique_end=min(p.unique_end, end),
