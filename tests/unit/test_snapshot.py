@@ -92,6 +92,19 @@ def test_what_is_there_is_not_written_again_and_what_is_not_needed_goes(log: Cha
     assert restore(to).to_dict() == restore(log.path).to_dict()
 
 
+@pytest.mark.parametrize("cut", [False, True], ids=["missing", "cut"])
+def test_what_an_earlier_snapshot_has_lost_is_written_again(log: Changelog, to: Path, cut: bool) -> None:
+    log.snapshot(to)
+    path = next(to.glob("0/*.arrows"))
+    if cut:
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.unlink()
+    assert log.snapshot(to).bytes_written > 0
+    assert verify(to).damages == []
+    assert restore(to).to_dict() == restore(log.path).to_dict()
+
+
 def test_its_list_has_size_rows_and_sha256_of_every_file(log: Changelog, to: Path) -> None:
 
     done = log.snapshot(to)
@@ -231,6 +244,15 @@ def test_a_clone_goes_on_by_itself(log: Changelog, to: Path, tmp_path: Path) -> 
     with Changelog.open(tmp_path / "clone") as again:
         assert restore(again.path).to_dict() == state(range(50), b"clone")
     assert restore(log.path).to_dict() != state(range(50), b"clone")
+
+
+def test_a_clone_of_an_earlier_commit_is_sound(log: Changelog, to: Path, tmp_path: Path) -> None:
+    """Its first epoch is above those in the names of its files, so that no name can come again."""
+    log.snapshot(to, at=1)
+    with Changelog.clone(to, tmp_path / "clone") as clone:
+        assert verify(clone.path).damages == []
+        append(clone, range(5), b"x")
+        assert verify(clone.path).damages == []
 
 
 def test_a_job_whose_machine_is_lost_resumes_from_a_clone(log: Changelog, to: Path, tmp_path: Path) -> None:
