@@ -15,7 +15,6 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import TypeAlias
@@ -94,7 +93,6 @@ def clean_partition(
         cleaning.move_view()
     with cleaning:
         done = cleaning.run()
-        cleaning.wait_for_deletion()
     writer.garbage.collect()
     return replace(done, seconds=time.monotonic() - began)
 
@@ -121,7 +119,6 @@ class _Pass:
         self._spill = KeySpill(writer.files, names.work(writer.root, writer.opened_epoch, owner))
         self._made: list[SegmentWriter] = []
         self._replaced: set[str] = set()
-        self._deletion: Future[int] | None = None
         self._view = contextlib.ExitStack()
 
     def _pace(self, size: int) -> None:
@@ -139,9 +136,6 @@ class _Pass:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._deletion is not None:
-            # Not to be met by whoever closes the writer.
-            wait([self._deletion])
         self._view.close()
         for segment in self._made:
             with contextlib.suppress(OSError):
@@ -326,14 +320,7 @@ class _Pass:
             old += [self._directory / names.segment_index(s.name) for s in out if s.sealed]
             writer.garbage.add(writer.state.n, old)
         self.move_view()
-        # Beside the next group: to delete a large file takes the kernel as long as a tenth of its cleaning.
-        self.wait_for_deletion()
-        self._deletion = writer.pool.submit(writer.garbage.collect)
-
-    def wait_for_deletion(self) -> None:
-        """Replaced files that nobody reads are gone when this returns."""
-        if self._deletion is not None:
-            self._deletion.result()
+        writer.garbage.collect()
 
     def _check_unchanged(self, group: tuple[Segment, ...], end: int) -> None:
         expected, now = self._expected, self._writer.state.partitions[self._number]

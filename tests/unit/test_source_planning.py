@@ -116,7 +116,8 @@ def test_a_piece_carries_only_the_marks_that_it_needs(
     begin = data.draw(st.integers(active.base, active.next - 1))
     end = data.draw(st.integers(begin + 1, min(active.next, begin + 40)))
     (piece,) = planner.log_pieces(planner.state(), [begin], [end])
-    assert sum(len(s.marks) for s in piece.segments) < 8
+    # The first commits are so small that forty offsets are nine of them.
+    assert sum(len(s.marks) for s in piece.segments) < 12
     read = [o for batch in piece.records(LOCAL) for o in batch.column("offset").to_pylist()]
     assert read == list(range(begin, end))
 
