@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from keyfold.statestore.files import Files, OpenFile
@@ -39,19 +40,31 @@ class KeySpill:
         self._data = pa.py_buffer(b"")
         self._number = 0
         self._used = 0
+        self._even: dict[int, npt.NDArray[np.int32]] = {}
 
     def hold(self, keys: pa.Array) -> pa.Array:
         """The same keys, in a file."""
         layout = layout_of(keys)
         first, last = layout.span
         data = pa.foreign_buffer(first, last - first, keys) if first < last else pa.py_buffer(b"")
+        if layout.width is not None:
+            (place,) = self._write([data])
+            return pa.Array.from_buffers(
+                pa.binary(), layout.rows, [None, self._even_offsets(layout.width, layout.rows), place]
+            )
         offsets = (layout.offsets[: layout.rows + 1] - layout.offsets[0]).astype(np.int32)
-        parts = [pa.py_buffer(offsets), data]
-        sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
-        places = self._write(parts, sizes)
+        places = self._write([pa.py_buffer(offsets), data])
         return pa.Array.from_buffers(pa.binary(), layout.rows, [None, *places])
 
-    def _write(self, parts: list[pa.Buffer], sizes: list[int]) -> list[pa.Buffer]:
+    def _even_offsets(self, width: int, rows: int) -> pa.Buffer:
+        """The Arrow offsets of keys of one width: the same for all arrays of it, so that one is enough."""
+        known = self._even.get(width)
+        if known is None or len(known) <= rows:
+            known = self._even[width] = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
+        return pa.py_buffer(known[: rows + 1])
+
+    def _write(self, parts: list[pa.Buffer]) -> list[pa.Buffer]:
+        sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
         if self._file is None or self._used + sum(sizes) > self._data.size:
             self._file = self._begin(max(_FILE_BYTES, sum(sizes)))
         file, data = self._file, self._data

@@ -57,7 +57,8 @@ BLOCK_RECORDS_MAX: Final = 1 << 20
 VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
 _PREFIX_BYTES: Final = 8
-_KEYS_ONLY: Final = pa.ipc.IpcReadOptions(
+_KEYS: Final = pa.ipc.IpcReadOptions(included_fields=[RECORD_SCHEMA.get_field_index("key")])
+_OFFSETS_AND_KEYS: Final = pa.ipc.IpcReadOptions(
     included_fields=[RECORD_SCHEMA.get_field_index(name) for name in ("offset", "key")]
 )
 
@@ -148,8 +149,20 @@ def decode_keys(block: pa.Buffer) -> pa.RecordBatch:
     """Offsets and keys of one block whose checksum was compared; the rest of a compressed one stays
     compressed. Always a copy.
     """
-    with pa.ipc.open_stream(pa.py_buffer(STREAM_HEADER + memoryview(block)), options=_KEYS_ONLY) as stream:
-        return stream.read_next_batch()
+    return next(keys_of_stream(pa.py_buffer(STREAM_HEADER + memoryview(block))))
+
+
+def keys_of_stream(data: pa.Buffer, *, offsets: bool = True) -> Iterator[pa.RecordBatch]:
+    """The same of one block after the other of bytes that begin with `STREAM_HEADER`. A block is not looked
+    at before it is asked for.
+
+    Args:
+        offsets: False for the keys alone.
+    """
+    options = _OFFSETS_AND_KEYS if offsets else _KEYS
+    with pa.ipc.open_stream(pa.BufferReader(data), options=options) as stream:
+        while True:
+            yield stream.read_next_batch()
 
 
 def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:

@@ -13,11 +13,19 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from keyfold.statestore import names
-from keyfold.statestore.blocks import FORMAT_VERSION, STREAM_HEADER, block_lengths, decode, decode_keys
+from keyfold.statestore.blocks import (
+    FORMAT_VERSION,
+    STREAM_HEADER,
+    block_lengths,
+    decode,
+    decode_keys,
+    keys_of_stream,
+)
 from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
+_KEY_NAMES: Final = ["offset", "key"]
 _REMEDY: Final = "restore from a snapshot or a copy; `keyfold verify` lists everything that is damaged"
 
 
@@ -56,23 +64,47 @@ class SegmentReader:
         to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
         if from_offset >= to_offset or segment.records == 0:
             return
-        for block in self._blocks(from_offset, to_offset):
-            # Nothing of a block that is not compressed has to be copied, so all of it is as quick.
-            batch = decode_keys(block) if keys_only and self._compressed else decode(block)
-            self._compressed = self._compressed or not _lies_in(batch, block)
+        keys: Iterator[pa.RecordBatch] | None = None
+        for number, block in enumerate(self._blocks(from_offset, to_offset)):
+            if not keys_only or not self._compressed:
+                # Nothing of a block that is not compressed has to be copied, so all of it is as quick.
+                batch = decode(block)
+                self._compressed = not _lies_in(batch, block)
+            elif segment.sealed and from_offset <= segment.base:
+                keys = self._keys(number) if keys is None else keys
+                batch = next(keys)
+            else:
+                batch = decode_keys(block)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
             start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
             stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
             if start < stop:
                 yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
 
+    def _keys(self, skipped: int) -> Iterator[pa.RecordBatch]:
+        """Offsets and keys of a sealed segment's blocks, in place of those that `_blocks` gives at the same
+        time: each is asked for when its checksum was compared.
+        """
+        self._check_header()
+        index = self.index()
+        dense = bool((index["last"] - index["base"] + 1 == index["records"]).all())
+        batches = keys_of_stream(self._slice(0, self.segment.size), offsets=not dense)
+        for number, (entry, batch) in enumerate(zip(index, batches, strict=False)):
+            if number >= skipped:
+                if dense:
+                    offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
+                    batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
+                yield batch
+
     def verify(self) -> None:
         """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""
-        header = self._slice(0, len(STREAM_HEADER))
-        if header.to_pybytes() != STREAM_HEADER:
-            raise self._damaged("byte 0", "the schema message of a segment", "other bytes")
+        self._check_header()
         for batch in self.batches(self.segment.base):
             batch.validate(full=True)
+
+    def _check_header(self) -> None:
+        if self._slice(0, len(STREAM_HEADER)).to_pybytes() != STREAM_HEADER:
+            raise self._damaged("byte 0", "the schema message of a segment", "other bytes")
 
     def _blocks(self, from_offset: int, to_offset: int) -> Iterator[pa.Buffer]:
         if self.segment.sealed:

@@ -5,6 +5,7 @@ between groups.
 from __future__ import annotations
 
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -266,3 +267,54 @@ def test_groups_that_vanish_leave_no_damage_to_verify(tmp_path: Path) -> None:
         assert any(a[1] < b[0] for a, b in pairwise(bounds))
         assert verify(log.path).damages == []
         assert len(restore(log.path).to_dict()) == 240
+
+
+@pytest.mark.parametrize("codecs", [("none", "lz4", "none"), ("lz4", "none", "zstd"), ("zstd", "lz4", "lz4")])
+@pytest.mark.parametrize("sealed", [False, True], ids=["crashed", "sealed"])
+def test_blocks_of_several_kinds_in_one_segment(
+    tmp_path: Path, codecs: tuple[str, ...], sealed: bool
+) -> None:
+    """The setting may change at any time; keys of one width and of several."""
+    config = {**CONFIG, "segment.bytes": "64MiB"}
+    path = tmp_path / "log"
+    expected: dict[bytes, bytes] = {}
+    with Changelog.open(path, config=config) as log:
+        for number in range(9):
+            log.host.configure({"compression.type": codecs[number // 3]})
+            value = b"%d" % number
+            append(log, range(100 + number % 2 * 10_000, 900 + number % 2 * 10_000), value)
+            expected |= {
+                b"%d" % k: value for k in range(100 + number % 2 * 10_000, 900 + number % 2 * 10_000)
+            }
+        append(log, range(0, 20_000, 7), b"last")
+        expected |= {b"%d" % k: b"last" for k in range(0, 20_000, 7)}
+        if not sealed:
+            path = tmp_path / "crashed"
+            shutil.copytree(log.path, path)
+            (path / "lock").unlink()
+        else:
+            log.compact()
+    with Changelog.open(path) as log:
+        if not sealed:
+            log.compact()
+        assert log.state.partitions[0].records == len(expected)
+        assert restore(path).to_dict() == expected
+
+
+def test_compressed_blocks_with_gaps_become_dirty_again_when_an_anchor_goes(tmp_path: Path) -> None:
+    """Where records are missing, offsets cannot be told from a block's first one."""
+    config = {**CONFIG, "compression.type": "lz4", "segment.bytes": 64 << 20}
+    with Changelog.open(tmp_path / "log", config=config) as log:
+        append(log, range(10_000, 10_010), b"few")  # the first array of keys that is held is a short one
+        for number in range(4):
+            # Several blocks: each holds 2 MiB before it is compressed.
+            append(log, range(10_000, 14_000, number + 1), b"%d" % number * 1500)
+            if number == 1:
+                log.anchor("keep")
+        log.compact()
+        kept = log.state.partitions[0].records
+        expected = restore(log.path).to_dict()
+        log.drop_anchor("keep")
+        log.compact()
+        assert log.state.partitions[0].records == len(expected) < kept
+        assert restore(log.path).to_dict() == expected
