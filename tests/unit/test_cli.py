@@ -222,13 +222,21 @@ def test_a_reader_of_the_pipe_that_leaves_ends_it_quietly(tmp_path: Path) -> Non
 
 def test_ctrl_c_ends_it_quietly(closed: Path) -> None:
     with subprocess.Popen(
-        [KEYFOLD, "tail", str(closed), "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [KEYFOLD, "tail", str(closed), "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background has them ignore it, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        try:
+            assert process.wait(timeout=60) == 130
+        finally:
+            process.kill()
         assert process.stderr.read() == ""
 
 
