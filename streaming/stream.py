@@ -15,6 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from keyfold.checkpoints.points import ends_at
@@ -23,13 +29,6 @@ from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming import positions
 from keyfold.streaming.batch import rows_of
-from keyfold.streaming.compat import (
-    HAS_LIMITS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from keyfold.streaming.options import Offsets, Options
 from keyfold.streaming.planning import Piece, Planner
 from keyfold.streaming.rows import Rows
@@ -94,12 +93,6 @@ class FollowingReader(_Reader):
     def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
         super().__init__(options, rows, schema)
         self._target: tuple[int, ...] | None = None
-        if options.max_rows is not None and not HAS_LIMITS:
-            raise ConfigError(
-                "This version of Spark asks no source for less than all there is.", path=options.path,
-                expected="PySpark 4.2 or later for maxOffsetsPerTrigger", found="an earlier one",
-                remedy="upgrade PySpark, or leave maxOffsetsPerTrigger out",
-            )  # fmt: skip
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
@@ -116,13 +109,8 @@ class FollowingReader(_Reader):
         """Read up to what is committed now, not further."""
         self._target = self._planner.state().ends
 
-    def latestOffset(
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
-    ) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far this trigger goes: to the last commit, or to as many rows as the limit allows."""
-        if start is None:  # Spark 4.1
-            state = self._planner.state()
-            return positions.marked(self._planner.identity.uuid, state.ends, state).to_json()
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         state = self._planner.state() if rows is None else self._planner.leased()
         before = self._position(start, state)

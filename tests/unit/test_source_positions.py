@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from keyfold.checkpoints import Changelog
 from keyfold.checkpoints.retention import apply_retention
@@ -17,7 +18,6 @@ from keyfold.checkpoints.state import State
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming import positions
-from keyfold.streaming.compat import ReadAllAvailable, ReadMaxRows
 from support.source import QUIET, Driver, log_rows, numbered, read_batch, table
 
 #: Tombstones go with the second pass.
