@@ -268,7 +268,7 @@ def table(rows: list[Record]) -> pa.Table:
 
 # On CI 1,000 examples each: two of them, so that two processes have work.
 TestChangelog = ChangelogMachine.TestCase
-TestChangelog.settings = settings(max_examples=10 * settings().max_examples, stateful_step_count=20)
+TestChangelog.settings = settings(max_examples=10 * settings().max_examples, stateful_step_count=14)
 
 
 class SameMachine(ChangelogMachine):
