@@ -12,6 +12,7 @@ from typing import Any
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.identity import read_identity
+from keyfold.checkpoints.points import ends_at
 from keyfold.checkpoints.restore import RestoredState, restore
 from keyfold.checkpoints.state import Commit
 from keyfold.statestore.errors import NotResumable
@@ -27,6 +28,7 @@ def resume(path: str | Path, app_id: str, *, files: Files = LOCAL) -> Resumed:
     Raises:
         NotAChangelog: there is none at `path`.
         NotResumable: the app has committed nothing.
+        CompactedAway: other apps have committed since, and the exact state of its last commit is gone.
         ChangelogLocked: another process writes the changelog.
     """
     name = anchor_name(app_id)
@@ -43,6 +45,8 @@ def resume(path: str | Path, app_id: str, *, files: Files = LOCAL) -> Resumed:
                     found=repr(app_id),
                     remedy="correct app_id, or start the query without resuming",
                 )
+            # Others may have committed since, and their commits be folded over this one.
+            ends_at(writer.state, writer.root, (app_id, last.batch))
             anchor = writer.state.anchors.get(name)
             if anchor is None or anchor.commit != last.number:
                 writer.write_line(

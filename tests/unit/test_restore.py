@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold.checkpoints import Changelog, restore, resume
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.typed import Columns
 from support.folds import IN_MEMORY
@@ -132,6 +132,24 @@ def test_changes_behind_a_delete_that_is_gone_are_refused(tmp_path: Path) -> Non
         with pytest.raises(CompactedAway, match="A delete behind this position"):
             restore(log.path, since={0: 2})
         assert restore(log.path, since={0: 3}).to_dict() == {b"c": b"1"}
+
+
+def test_an_app_whose_last_state_was_folded_away_by_others_is_not_resumed(tmp_path: Path) -> None:
+    """Its key has another app's value since; what is left of its own commit is no state at all."""
+    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+        log.append(table([(b"a", b"1")]), app_id="first")
+        log.append(table([(b"a", b"2")]), app_id="second")
+        with resume(log.path, app_id="first") as again:
+            assert again.state.to_dict() == {b"a": b"1"}
+        log.compact()
+        with resume(log.path, app_id="first") as again:  # pinned by the first time
+            assert again.state.to_dict() == {b"a": b"1"}
+        log.append(table([(b"a", b"3")]), app_id="third")
+        log.append(table([(b"a", b"4")]), app_id="second")
+        log.compact()
+        with pytest.raises(CompactedAway):
+            resume(log.path, app_id="third")
+        assert "resume:third" not in log.anchors()
 
 
 def typed(path: Path) -> Changelog:
