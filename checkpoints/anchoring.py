@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from keyfold.checkpoints.points import At, commit_at, ends_at
+from keyfold.checkpoints.points import At, exact_commit
 from keyfold.checkpoints.state import Anchor
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.errors import ConfigError
@@ -22,23 +22,12 @@ def add_anchor(writer: Writer, name: str, at: At) -> Anchor:
     """Name a commit, see `Changelog.anchor`."""
     _check_name(name)
     with writer.exclusive:
-        state = writer.state
-        if at is None and not state.commits:
-            raise ConfigError(
-                "An anchor names a commit.", path=writer.root, expected="a commit", found="none was made yet",
-                remedy="commit a batch first",
-            )  # fmt: skip
-        ends = ends_at(state, writer.root, at)
-        if at is None:
-            number = state.commits[-1].number
-        else:
-            number = (
-                state.anchors[at].commit if isinstance(at, str) else commit_at(state, writer.root, at).number
-            )
-        before = state.anchors.get(name)
+        commit = exact_commit(writer.state, writer.root, at)
+        before = writer.state.anchors.get(name)
         if before is None:
-            writer.write_line({"t": "anchor", "name": name, "commit": number, "ends": list(ends), "app": ""})
-        elif before.commit != number:
+            ends = list(commit.ends)
+            writer.write_line({"t": "anchor", "name": name, "commit": commit.number, "ends": ends, "app": ""})
+        elif before.commit != commit.number:
             raise ConfigError(
                 f"The anchor {name!r} is there already.", path=writer.root, expected="a new name",
                 found=f"an anchor of commit {before.commit}", remedy="drop it first, or choose another name",

@@ -25,6 +25,7 @@ from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock
 from keyfold.checkpoints.writer import Batch
+from keyfold.statestore import names
 from keyfold.statestore.arrow_store import ArrowStore
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import ConfigError
@@ -102,7 +103,7 @@ class Changelog(Maintained):
             raise ConfigError(
                 "There is no such mode.", expected="'w' or 'r'", found=repr(mode), remedy="correct it"
             )
-        if files.exists(root / "changelog.json"):
+        if files.exists(root / names.IDENTITY):
             check_same_partitions(root, read_identity(files, root), partitions)
         creation = Creation(partitions or 1, columns, changes)
         host = hosting.acquire(files, root, creation, clock_ms, steal=steal)
@@ -321,7 +322,7 @@ class Changelog(Maintained):
                 batch.select(["key", "value"])
                 for number, p in enumerate(self.state.partitions)
                 for batch in state_batches(
-                    self.files, self.path / str(number), p.segments, p.end, unique_below_of(p)
+                    self.files, names.partition(self.path, number), p.segments, p.end, unique_below_of(p)
                 )
             )
             self._store = ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))
@@ -340,7 +341,7 @@ class Changelog(Maintained):
         for segment in reversed(self.state.partitions[partition].segments):
             found: bytes | None = None
             hit = False
-            directory = self.path / str(partition)
+            directory = names.partition(self.path, partition)
             for batch in reading.read_segments(self.files, directory, (segment,), segment.base, segment.next):
                 rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
                 if len(rows):

@@ -12,12 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from keyfold.checkpoints.hosting import Host
 
 log = logging.getLogger("keyfold")
+
+T = TypeVar("T")
 
 #: Requests of other processes are looked for this often.
 _REQUEST_SECONDS: Final = 1.0
@@ -90,18 +92,14 @@ class Pool:
                 return False
         for host in hosts:
             _guarded(host, host.do_chores)
-        ranked = [(found, host) for host in hosts if (found := self._filthiest(host)) is not None]
+        looked = [(_guarded(host, host.cleaning.filthiest), host) for host in hosts]
+        ranked = [(found, host) for found, host in looked if found is not None]
         if ranked:
             (_, number), host = max(ranked, key=lambda r: r[0][0])
             if host.cleaning.clean_in_background(number) is not None:
                 return True
         self._sleep(hosts)
         return True
-
-    def _filthiest(self, host: Host) -> tuple[float, int] | None:
-        found: list[tuple[float, int] | None] = []
-        _guarded(host, lambda: found.append(host.cleaning.filthiest()))
-        return found[0] if found else None
 
     def _sleep(self, hosts: list[Host]) -> None:
         """For the shortest `cleaner.backoff.ms`; an open request or a change ends it."""
@@ -115,12 +113,13 @@ class Pool:
                 return
 
 
-def _guarded(host: Host, work: Callable[[], object]) -> None:
-    """What fails here must keep neither the thread nor the other changelogs from going on."""
+def _guarded(host: Host, work: Callable[[], T]) -> T | None:
+    """What it gives. What fails here must keep neither the thread nor the other changelogs from going on."""
     try:
-        work()
+        return work()
     except Exception as e:
         log.error("changelog %s: the cleaner could not look after it: %s", host.writer.root, e)
+        return None
 
 
 POOL: Final = Pool()

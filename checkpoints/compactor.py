@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from keyfold.checkpoints.copying import Pace, copied
+from keyfold.checkpoints.copying import Pace, abandon, copied
 from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compacted_pairs
 from keyfold.checkpoints.section import Section, anchor_offsets, section_of
 from keyfold.checkpoints.segment_lines import segment_line
@@ -137,9 +137,7 @@ class _Pass:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._view.close()
-        for segment in self._made:
-            with contextlib.suppress(OSError):
-                segment.abandon(None)
+        abandon(self._made)
         with contextlib.suppress(OSError):
             self._spill.close()
         if isinstance(error, ViewExpired) and not self._all_named():
@@ -316,9 +314,7 @@ class _Pass:
             )
             self._expected = after
             self._replaced.update(s.name for s in out)
-            old = [self._directory / s.name for s in out]
-            old += [self._directory / names.segment_index(s.name) for s in out if s.sealed]
-            writer.garbage.add(writer.state.n, old)
+            writer.garbage.add_segments(writer.state.n, self._number, out)
         self.move_view()
         writer.garbage.collect()
 

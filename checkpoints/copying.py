@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from keyfold.checkpoints.fold import gathered
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
 from keyfold.statestore.blocks import BLOCK_BYTES, BLOCK_RECORDS_MAX, encode, split
@@ -29,7 +31,7 @@ def copied(
     group covered.
 
     Args:
-        made: gets every file that is begun, for whoever has to remove it.
+        made: gets every file that is begun, for `abandon` where nothing comes of it.
 
     Raises:
         OSError, and whatever `kept` and `pace` raise.
@@ -57,26 +59,16 @@ def copied(
     return [replace(s, created_ms=created) for s in sealed]
 
 
+def abandon(made: Iterable[SegmentWriter]) -> None:
+    """Remove what `copied` has begun and no manifest line names."""
+    for segment in made:
+        with contextlib.suppress(OSError):
+            segment.abandon(None)
+
+
 def _blocks(kept: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches of about a block's size: what is left of several small or thinned-out blocks is put
     together.
     """
-    waiting: list[pa.RecordBatch] = []
-    size = rows = 0
-    for batch in kept:
-        if batch.num_rows == 0:
-            continue
-        if waiting and (size + batch.nbytes > BLOCK_BYTES or rows + batch.num_rows > BLOCK_RECORDS_MAX):
-            yield from _joined(waiting)
-            waiting, size, rows = [], 0, 0
-        waiting.append(batch)
-        size += batch.nbytes
-        rows += batch.num_rows
-    yield from _joined(waiting)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if len(batches) == 1:
-        yield from split(batches[0])
-    elif batches:
-        yield from split(pa.concat_batches(batches))
+    for batches in gathered((b for b in kept if b.num_rows), BLOCK_RECORDS_MAX, BLOCK_BYTES):
+        yield from split(batches[0] if len(batches) == 1 else pa.concat_batches(batches))

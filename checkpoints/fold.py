@@ -31,7 +31,7 @@ from keyfold.checkpoints.offset_map import Hold, OffsetMap, Source
 from keyfold.checkpoints.tombstones import ExpiredTombstones, has_value
 from keyfold.statestore.keybytes import Ints
 
-__all__ = ["FoldCounts", "OffsetMap", "compact", "compacted_pairs", "last_per_key", "last_values"]
+__all__ = ["FoldCounts", "OffsetMap", "compact", "compacted_pairs", "gathered", "last_per_key", "last_values"]
 
 #: Smaller batches that follow one another are put together first, up to so many records and bytes: every
 #: call costs.
@@ -101,7 +101,7 @@ def compacted_pairs(
     below = min(tombstones_below, offset_map.end_offset)
     expired = ExpiredTombstones(source, below, _spare_bytes(offset_map), offset_map.hash_keys, hold)
     cursor = offset_map.cursor()
-    for batch in _gathered(source()):
+    for batch in _joined(source()):
         hashes = _Hashes(batch, offset_map.hash_keys)
         rows = expired.without(batch, cursor.kept(batch, hashes), hashes)
         counts.records_read += batch.num_rows
@@ -136,7 +136,7 @@ def last_values(
     """
     offset_map = OffsetMap.build(source, unique_below, (), None, hash_keys, hold=hold)
     cursor = offset_map.cursor()
-    for batch in _gathered(source()):
+    for batch in _joined(source()):
         rows = cursor.kept(batch, _Hashes(batch, hash_keys))
         if batch.column("value").null_count:
             values = has_value(batch)
@@ -181,31 +181,35 @@ def _spare_bytes(offset_map: OffsetMap) -> int | None:
     return max(int(budget * (1 - offset_map.utilisation)), budget // _TOMBSTONE_SHARE)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same records, with small batches put together."""
-    small: list[pa.RecordBatch] = []
+def gathered(
+    batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int
+) -> Iterator[list[pa.RecordBatch]]:
+    """Neighbours in lists of at most so many rows and bytes, or of one that is larger. Those before an empty
+    batch and those behind it are never in one list; it is in none.
+    """
+    waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        if not 0 < batch.num_rows < _SMALL_ROWS or batch.nbytes >= _SMALL_BYTES:
-            yield from _joined(small)
-            small, rows, size = [], 0, 0
-            if batch.num_rows:
-                yield batch
-            continue
-        if rows + batch.num_rows > _SMALL_ROWS or size + batch.nbytes > _SMALL_BYTES:
-            yield from _joined(small)
-            small, rows, size = [], 0, 0
-        small.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-    yield from _joined(small)
+        full = rows + batch.num_rows > rows_max or size + batch.nbytes > bytes_max
+        if waiting and (full or not batch.num_rows):
+            yield waiting
+            waiting, rows, size = [], 0, 0
+        if batch.num_rows:
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+        if rows >= rows_max or size >= bytes_max:
+            # Nothing more fits, so it need not wait until something more comes.
+            yield waiting
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield waiting
 
 
-def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) < 2:
-        return batches
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same records, with small batches put together."""
+    for few in gathered(batches, _SMALL_ROWS, _SMALL_BYTES):
+        yield from few if len(few) == 1 else pa.Table.from_batches(few).combine_chunks().to_batches()
 
 
 def _select(batch: pa.RecordBatch, rows: Ints | None) -> pa.RecordBatch:

@@ -119,16 +119,13 @@ class OffsetMap:
         return self._head_start
 
     def cursor(self) -> Cursor:
-        """For going over the log, once: behind the clean section the map lets go of its keys, and with them
-        of the files that they are mapped from.
+        """For going over the log, once: it takes the map's keys, and behind the clean section it lets them
+        go, and with them the files that they are mapped from.
         """
-        if self._head is None:
+        head, self._head = self._head, None
+        if head is None:
             raise ValueError("This offset map was used already.")
-        return Cursor(self, self._head, self._head_start, self._kept)
-
-    def forget_keys(self) -> None:
-        """Nothing will be looked up any more."""
-        self._head = None
+        return Cursor(self, head, self._head_start, self._kept)
 
 
 class Cursor:
@@ -154,9 +151,8 @@ class Cursor:
         head, clean, end = np.searchsorted(
             offsets, [self._head_start, first_dirty, self._map.end_offset]
         ).tolist()
-        if clean == 0 and self._head is not None:
+        if clean == 0:
             self._head = None
-            self._map.forget_keys()
         parts = [np.arange(head)]
         if head < clean and self._head is not None and self._head.distinct:
             among = self._head.find(batch.column("key").slice(head, clean - head), hashes()[head:clean])

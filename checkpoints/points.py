@@ -81,9 +81,7 @@ def since_at(state: State, root: Path, since: At) -> tuple[int, ...]:
     return ends
 
 
-def commit_at(
-    state: State, root: Path, at: int | tuple[str, int] | datetime.datetime | Mapping[int, int]
-) -> Commit:
+def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.datetime) -> Commit:
     """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it
     never was.
     """
@@ -112,7 +110,7 @@ def commit_at(
         raise compacted_away(state, root, f"batch {batch} of app {app!r}")
     if isinstance(at, bool) or not isinstance(at, int):
         raise ConfigError(
-            "`at` names no commit." if isinstance(at, Mapping) else "`at` is no point in a changelog's life.",
+            "`at` is no point in a changelog's life.",
             path=root,
             expected="a commit number, (app_id, batch_id), an anchor's name, a datetime, "
             "{partition: end offset} or None",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from keyfold.checkpoints.state import PartitionState
 from keyfold.checkpoints.writer import Writer
-from keyfold.statestore import names
 from keyfold.statestore.segment import Segment
 
 
@@ -28,10 +27,7 @@ def apply_retention(writer: Writer) -> int:
             writer.write_line(
                 {"t": "delete", "partition": number, "out": [s.name for s in out], "start": out[-1].next}
             )
-            directory = names.partition(writer.root, number)
-            paths = [directory / s.name for s in out]
-            paths += [directory / names.segment_index(s.name) for s in out if s.sealed]
-            writer.garbage.add(writer.state.n, paths)
+            writer.garbage.add_segments(writer.state.n, number, out)
             dropped += len(out)
     writer.garbage.collect()
     return dropped

@@ -8,14 +8,13 @@ further on than the log now, so its query is refused until it starts from `resum
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.cleaner_manager import CleanerManager
-from keyfold.checkpoints.copying import copied
+from keyfold.checkpoints.copying import abandon, copied
 from keyfold.checkpoints.points import At, exact_commit
-from keyfold.checkpoints.segment_lines import Line, segment_line
+from keyfold.checkpoints.segment_lines import segment_line
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
@@ -38,15 +37,9 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
         state = writer.state
         made: list[SegmentWriter] = []
         try:
-            parts = {
-                str(number): part
-                for number, end in enumerate(commit.ends)
-                if (part := _cut(writer, state, number, end, made)) is not None
-            }
+            parts = {number: _cut(writer, state, number, end, made) for number, end in enumerate(commit.ends)}
         except BaseException as e:
-            for segment in made:
-                with contextlib.suppress(OSError):
-                    segment.abandon(None)
+            abandon(made)
             if isinstance(e, OSError):
                 raise StorageFailed(
                     "The log could not be cut; it is as it was.", path=e.filename or writer.root,
@@ -54,14 +47,15 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
                     remedy="free or repair the disk, then roll back again",
                 ) from e  # fmt: skip
             raise
-        writer.write_line(
-            {"t": "rollback", "commit": commit.number, "ends": list(commit.ends), "parts": parts}
-        )
-        for number, part in parts.items():
-            directory = names.partition(writer.root, int(number))
-            old = [directory / name for name in part["out"]]
-            old += [directory / names.segment_index(name) for name in part["out"]]
-            writer.garbage.add(writer.state.n, old)
+        swapped = {
+            str(number): {"out": [s.name for s in out], "in": [segment_line(s) for s in added]}
+            for number, (out, added) in parts.items()
+            if out
+        }
+        ends = list(commit.ends)
+        writer.write_line({"t": "rollback", "commit": commit.number, "ends": ends, "parts": swapped})
+        for number, (out, _) in parts.items():
+            writer.garbage.add_segments(writer.state.n, number, out)
     writer.garbage.collect()
     return commit
 
@@ -77,14 +71,14 @@ def _check_anchors(writer: Writer, commit: Commit) -> None:
         )  # fmt: skip
 
 
-def _cut(writer: Writer, state: State, number: int, end: int, made: list[SegmentWriter]) -> Line | None:
-    """What of a partition goes, and what replaces it; None where nothing lies behind `end`."""
-    out: list[Segment] = [s for s in state.partitions[number].segments if s.next > end]
-    if not out:
-        return None
-    added: list[Segment] = []
-    if out[0].base < end:
-        directory = names.partition(writer.root, number)
-        kept = reading.read_segments(writer.files, directory, (out[0],), out[0].base, end)
-        added = copied(writer, number, (replace(out[0], next=end),), kept, lambda size: None, made)
-    return {"out": [s.name for s in out], "in": [segment_line(s) for s in added]}
+def _cut(
+    writer: Writer, state: State, number: int, end: int, made: list[SegmentWriter]
+) -> tuple[list[Segment], list[Segment]]:
+    """What of a partition goes, and what replaces it."""
+    out = [s for s in state.partitions[number].segments if s.next > end]
+    if not out or out[0].base >= end:
+        return out, []
+    directory = names.partition(writer.root, number)
+    kept = reading.read_segments(writer.files, directory, (out[0],), out[0].base, end)
+    cut = (replace(out[0], next=end),)
+    return out, copied(writer, number, cut, kept, lambda size: None, made)

@@ -199,7 +199,7 @@ class _Taking:
     def _segment(self, number: int, segment: Segment) -> None:
         """Copy one segment and its index, their checksums compared, unless they are there already."""
         directory = names.partition(self._source.root, number)
-        paths = [Path(str(number)) / name for name in (segment.name, names.segment_index(segment.name))]
+        paths = [_inside(number, name) for name in (segment.name, names.segment_index(segment.name))]
         if all(self._is_there(path) for path in paths):
             for path in paths:
                 self._files[str(path)] = self._before[str(path)]
@@ -238,7 +238,7 @@ class _Taking:
             return []
         sealed = writer.seal(replace(grown, next=end))
         for file in (name, names.segment_index(name)):
-            path = Path(str(number)) / file
+            path = _inside(number, file)
             self._add(path, _measured(self._to, path, sealed.records))
         return [sealed]
 
@@ -257,11 +257,16 @@ class _Taking:
             remove_journals_below(files, root, epoch)
             for number in range(self._identity.partitions):
                 for name in files.list_directory(names.partition(root, number)):
-                    if f"{number}/{name}" not in self._files:
+                    if str(_inside(number, name)) not in self._files:
                         files.unlink(names.partition(root, number) / name)
 
 
 # -- parts ---------------------------------------------------------------------------------------------------
+
+
+def _inside(number: int, name: str) -> Path:
+    """A file of a partition, as the list of a snapshot names it."""
+    return names.partition(Path(), number) / name
 
 
 def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:

@@ -7,9 +7,7 @@ grow.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import numpy as np
@@ -98,12 +96,3 @@ class KeySpill:
         self._data = pa.py_buffer(b"")
         if self._number:
             self._files.remove_tree(self._directory)
-
-    def __enter__(self) -> KeySpill:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self.close()

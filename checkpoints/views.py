@@ -18,12 +18,14 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from keyfold.statestore import names
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.segment import Segment
 
 log = logging.getLogger("keyfold")
 
@@ -153,6 +155,16 @@ class Garbage:
         if paths:
             with self._lock:
                 self._waiting.append((n, paths))
+
+    def add_segments(self, n: int, partition: int, segments: Iterable[Segment]) -> None:
+        """The same of segments of a partition, with their indexes."""
+        directory = names.partition(self._root, partition)
+        paths = []
+        for s in segments:
+            paths.append(directory / s.name)
+            if s.sealed:
+                paths.append(directory / names.segment_index(s.name))
+        self.add(n, paths)
 
     def hold(self, n: int) -> None:
         with self._lock:

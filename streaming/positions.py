@@ -89,12 +89,8 @@ def marked(uuid: str, offsets: Sequence[int], state: State) -> Offsets:
         for number, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
         if misses_delete(p, offset)
     }
-    return Offsets(uuid, dict(enumerate(offsets)), marks, generations(state))
-
-
-def generations(state: State) -> dict[int, int]:
-    """Partition → how often it was rolled back, where it was."""
-    return {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
+    generations = {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
+    return Offsets(uuid, dict(enumerate(offsets)), marks, generations)
 
 
 def readable(position: Offsets, state: State, root: Path, *, fail_on_data_loss: bool) -> list[int]:

@@ -126,8 +126,7 @@ class FollowingReader(_Reader):
     def reportLatestOffset(self) -> dict[str, Any]:
         """The last commit, for the progress that Spark reports."""
         state = self._planner.state()
-        uuid, ends = self._planner.identity.uuid, dict(enumerate(state.ends))
-        return Offsets(uuid, ends, {}, positions.generations(state)).to_json()
+        return positions.marked(self._planner.identity.uuid, state.ends, state).to_json()
 
     def _plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
         state, options = self._planner.leased(), self._options
