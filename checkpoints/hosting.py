@@ -18,6 +18,7 @@ from keyfold.checkpoints.identity import write_identity
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import Creation, open_writer
 from keyfold.checkpoints.retention import apply_retention
+from keyfold.checkpoints.snapshot_policy import SnapshotPolicy
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
@@ -31,14 +32,15 @@ __all__ = ["Host", "PassStatistics", "acquire", "release"]
 class Host:
     """The writer of a changelog and what belongs to it. Made by `acquire`, given back with `release`."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, keeper: Keeper | None = None) -> None:
         self.writer = writer
         #: one transaction at a time
         self.transactions = threading.RLock()
         self.cleaning = CleanerManager(writer)
+        self.snapshots = SnapshotPolicy(writer)
         #: held by the cleaner's thread that does what is due besides passes
         self.chores = threading.Lock()
-        self._keeper = Keeper(writer)
+        self._keeper = Keeper.of_writer(writer) if keeper is None else keeper
         cleaner.POOL.add(self)
 
     def last_values(self) -> ReadOnlyStore:
@@ -92,8 +94,8 @@ class Host:
             ) from e  # fmt: skip
 
     def do_chores(self) -> None:
-        """What is due besides passes: retention, segments too old to stay active, requests. For the
-        cleaner.
+        """What is due besides passes: retention, segments too old to stay active, snapshots, requests. For
+        the cleaner.
         """
         if not self.chores.acquire(blocking=False):
             return
@@ -101,6 +103,7 @@ class Host:
             if not self.writer.fenced:
                 apply_retention(self.writer)
                 self.writer.seal_overdue()
+                self.snapshots.look()
                 for request in requests.open_requests(self.writer.files, self.writer.root):
                     requests.serve(self.writer.files, self.writer.root, request, self._answer)
         finally:
@@ -138,6 +141,7 @@ class Host:
 
     def close(self) -> None:
         cleaner.POOL.remove(self)
+        self.snapshots.close()
         self._keeper.close()
         self.writer.close()
 
@@ -169,6 +173,22 @@ def acquire(
             host, users = Host(open_writer(files, root, creation, clock_ms, steal=steal)), 0
             real = root.resolve()
         _hosts[real] = (host, users + 1)
+        return host
+
+
+def install(root: Path, make: Callable[[], Host]) -> Host:
+    """The host that `make` gives, as this process's only one of the changelog at `root`.
+
+    The caller has the writer's lock, so a host that is there has lost it.
+    """
+    with _hosts_lock:
+        real = root.resolve()
+        host = make()
+        before, _ = _hosts.get(real, (None, 0))
+        if before is not None:
+            before.writer.fence("another writer of this process has taken over")
+            before.close()
+        _hosts[real] = (host, 1)
         return host
 
 

@@ -31,6 +31,7 @@ from keyfold.checkpoints.journal import (
     read_journal,
 )
 from keyfold.checkpoints.state import State
+from keyfold.checkpoints.store_places import remove_dead
 from keyfold.checkpoints.writer import (
     Writer,
     begin_journal,
@@ -58,10 +59,19 @@ class Creation:
 
 
 def open_writer(
-    files: Files, root: Path, creation: Creation | None, clock_ms: Callable[[], int], *, steal: bool
+    files: Files,
+    root: Path,
+    creation: Creation | None,
+    clock_ms: Callable[[], int],
+    *,
+    steal: bool,
+    lock: OpenFile | None = None,
 ) -> Writer:
     """The writer of the changelog at `root`, which is created first where `creation` is given and none is
     there.
+
+    Args:
+        lock: the writer's lock where the caller holds it already; it is closed if this raises.
 
     Raises:
         NotAChangelog, FormatTooNew, Damaged: see there; nothing was changed.
@@ -81,15 +91,17 @@ def open_writer(
                 "This is a snapshot, which is only read.", path=root, expected="a changelog",
                 found="a snapshot", remedy="make a changelog of it with Changelog.clone(snapshot, path)",
             )  # fmt: skip
-        lock = _take_lock(files, root, steal)
-        try:
-            if creation is not None and not files.exists(root / names.IDENTITY):
-                return _create(files, root, creation, lock, clock_ms)
-            return _recover(files, root, lock, clock_ms)
-        except BaseException:
+        lock = lock_of_writer(files, root, steal=steal) if lock is None else lock
+        if lock is None:
+            raise refusal(files, root)
+        if creation is not None and not files.exists(root / names.IDENTITY):
+            return _create(files, root, creation, lock, clock_ms)
+        return _recover(files, root, lock, clock_ms)
+    except BaseException as e:
+        if lock is not None:
             files.close(lock)
+        if not isinstance(e, OSError):
             raise
-    except OSError as e:
         raise StorageFailed(
             "The changelog cannot be opened to write.", path=e.filename or root,
             expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
@@ -116,7 +128,10 @@ def check_creatable(files: Files, root: Path) -> None:
     )
 
 
-def _take_lock(files: Files, root: Path, steal: bool) -> OpenFile:
+def lock_of_writer(files: Files, root: Path, *, steal: bool) -> OpenFile | None:
+    """The writer's lock, None where another writer lives and it is not taken from that one. Raises
+    `OSError`.
+    """
     path = root / names.LOCK
     lock = files.lock(path)
     if lock is None and steal:
@@ -124,13 +139,16 @@ def _take_lock(files: Files, root: Path, steal: bool) -> OpenFile:
         with contextlib.suppress(FileNotFoundError):
             files.unlink(path)
         lock = files.lock(path)
-    if lock is None:
-        raise ChangelogLocked(
-            "Another writer holds this changelog.", path=root, expected="no living writer",
-            found=_holder(files, path),
-            remedy='end that process, read with mode="r", or open with steal=True to fence it',
-        )  # fmt: skip
     return lock
+
+
+def refusal(files: Files, root: Path) -> ChangelogLocked:
+    """The error where another writer lives."""
+    return ChangelogLocked(
+        "Another writer holds this changelog.", path=root, expected="no living writer",
+        found=_holder(files, root / names.LOCK),
+        remedy='end that process, read with mode="r", or open with steal=True to fence it',
+    )  # fmt: skip
 
 
 def _holder(files: Files, path: Path) -> str:
@@ -196,6 +214,7 @@ def _recover(files: Files, root: Path, lock: OpenFile, clock_ms: Callable[[], in
     remove_journals_below(files, root, epoch)
     writer.garbage.add(state.n, _unnamed(files, root, state))
     writer.garbage.collect()
+    remove_dead(files, root)
     return writer
 
 

@@ -125,8 +125,7 @@ class Files:
             self.sync(file)
         finally:
             self.close(file)
-        with self._operation("rename", temporary, target=path):
-            os.rename(temporary, path)
+        self.rename(temporary, path)
         self.sync_directory(path.parent)
 
     # -- names -----------------------------------------------------------------------------------------------
@@ -157,6 +156,11 @@ class Files:
     def unlink(self, path: Path) -> None:
         with self._operation("unlink", path):
             os.unlink(path)
+
+    def rename(self, path: Path, target: Path) -> None:
+        """Give a file or a directory another name. Durable after a `sync_directory` of both parents."""
+        with self._operation("rename", path, target=target):
+            os.rename(path, target)
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory and all in it. Never raises: what cannot be removed stays."""

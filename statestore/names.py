@@ -7,8 +7,11 @@ manifest/<epoch>.files               of a snapshot: what it holds, with checksum
 readers/<id>.view  <id>.lease        views of readers: by lock, and by time
 requests/<id>.compact  <id>.answer   what other processes ask the writer for
 work/<epoch>/<owner>/                files of tasks that are not committed, keys of a cleaner pass
+work/standby-<id>/<partition>/       last values of a standby, its own while it holds .lock beside it
 <partition>/<base>-<epoch>-<n>.arrows .index
 <partition>/store-<epoch>/           last values, disposable
+
+A folder of snapshots: <commit, 12 digits>/ each, with a file `pinned` in it where it has to stay.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ WORK = "work"
 _JOURNAL = re.compile(r"^([1-9][0-9]*)\.journal$")
 _SEGMENT = re.compile(r"^([0-9]{20})-([1-9][0-9]*)-([0-9]+)\.arrows$")
 _STORE = re.compile(r"^store-([1-9][0-9]*)$")
+_KEPT_SNAPSHOT = re.compile(r"^([0-9]{12})$")
+_STANDBY = re.compile(r"^standby-([0-9a-f]+)(\.lock)?$")
 
 
 def journal(root: Path, epoch: int) -> Path:
@@ -107,3 +112,31 @@ def work(root: Path, epoch: int, owner: str | None = None) -> Path:
 def staged(directory: Path, batch: int, task: int, attempt: int) -> Path:
     """The blocks that one attempt of a task wrote aside, in a directory that `work` gave."""
     return directory / f"{batch}-{task}-{attempt}.blocks"
+
+
+def standby(root: Path, identifier: str) -> Path:
+    return root / WORK / f"standby-{identifier}"
+
+
+def standby_lock(root: Path, identifier: str) -> Path:
+    return root / WORK / f"standby-{identifier}.lock"
+
+
+def standby_id(name: str) -> str | None:
+    """The id in the name of a standby's directory or lock, None for any other name."""
+    found = _STANDBY.match(name)
+    return found[1] if found else None
+
+
+def kept_snapshot(dest: Path, commit: int) -> Path:
+    """The snapshot of a commit in a folder of snapshots; names sort as the commits do."""
+    return dest / f"{commit:012d}"
+
+
+def kept_snapshot_commit(name: str) -> int | None:
+    found = _KEPT_SNAPSHOT.match(name)
+    return int(found[1]) if found else None
+
+
+def snapshot_pin(snapshot: Path) -> Path:
+    return snapshot / "pinned"

@@ -273,7 +273,8 @@ def test_every_method_passes_the_seam(tmp_path: Path) -> None:
         "write_whole": lambda: files.write_whole(path, b"x"),
         "make_directory": lambda: files.make_directory(tmp_path / "d"),
         "sync_directory": lambda: files.sync_directory(tmp_path),
-        "unlink": lambda: files.unlink(tmp_path / "other"),
+        "rename": lambda: files.rename(tmp_path / "other", tmp_path / "another"),
+        "unlink": lambda: files.unlink(tmp_path / "another"),
         "remove_tree": lambda: files.remove_tree(tmp_path / "d"),
     }
     for name in (

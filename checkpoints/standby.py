@@ -1,0 +1,280 @@
+"""A warm standby: follows a changelog that another process writes, and takes over when that process dies.
+
+It reads what readers may see, the durable commits, and keeps last-value stores of its own up with them. What
+tells a dead writer from a living one is the writer's lock, which the kernel frees with the process. A standby
+tries the lock only in order to keep it, so it never stands in the way of a writer that is starting; of
+several standbys one gets it, and the others go on. Then comes what every opening does: claim the next epoch,
+recover. The stores move to the place of a writer's, and what they lack is read back from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from keyfold.checkpoints import hosting
+from keyfold.checkpoints.changelog import Changelog, now_ms
+from keyfold.checkpoints.hosting import Host
+from keyfold.checkpoints.identity import Identity, read_identity
+from keyfold.checkpoints.keeper import Keeper
+from keyfold.checkpoints.opening import View, lock_of_writer, open_writer, refusal
+from keyfold.checkpoints.state import State
+from keyfold.checkpoints.store_places import Aside
+from keyfold.checkpoints.views import ViewLock
+from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
+from keyfold.statestore.files import LOCAL, Files, OpenFile
+
+log = logging.getLogger("keyfold")
+
+#: The manifest is looked at this often; what is new then is applied together.
+_POLL_SECONDS: Final = 0.05
+_LINGER_SECONDS: Final = 0.1
+#: How often the lock of the writer is tried.
+_LOOK_SECONDS: Final = 0.02
+#: After a look at the manifest that failed.
+_REST_SECONDS: Final = 1.0
+
+
+class Standby:
+    """Follows the changelog at `path` and is ready to become its writer. A context manager.
+
+        with Standby("var/counts") as standby:
+            log = standby.take_over()
+
+    Args:
+        files, clock_ms: for tests.
+
+    Raises:
+        NotAChangelog, FormatTooNew, Damaged: see there.
+        ConfigError: it is a snapshot, which has no writer.
+        StorageFailed: there is no room for last values of its own in the directory of the changelog.
+    """
+
+    def __init__(
+        self, path: str | Path, *, files: Files = LOCAL, clock_ms: Callable[[], int] = now_ms
+    ) -> None:
+        self.path = Path(path)
+        self._files = files
+        self._clock_ms = clock_ms
+        if read_identity(files, self.path).snapshot:
+            raise ConfigError(
+                "A snapshot has no writer to stand by for.", path=self.path, expected="a changelog",
+                found="a snapshot", remedy="make a changelog of it with Changelog.clone(snapshot, path)",
+            )  # fmt: skip
+        self._ended = threading.Event()
+        #: held while it becomes the writer, or ends
+        self._turning = threading.Lock()
+        self._followed = _Followed(files, self.path)
+        try:
+            self._place = Aside(files, self.path)
+        except OSError as e:
+            self._followed.close()
+            raise StorageFailed(
+                "A standby cannot keep last values here.", path=e.filename or self.path,
+                expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="free or repair the disk, or give this user the right to write there",
+            ) from e  # fmt: skip
+        self._keeper = Keeper(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
+        self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
+        self._thread.start()
+
+    def lag(self) -> dict[int, int]:
+        """Partition → how many records its last values are behind the newest durable commit.
+
+        Raises:
+            Damaged: the manifest cannot be read.
+        """
+        self._check_open()
+        self._followed.refresh()
+        return self._keeper.lag()
+
+    def take_over(self, *, timeout: float | None = None, steal: bool = False) -> Changelog:
+        """Wait until the writer has died, or has closed the changelog, and become the writer.
+
+        The last values are complete when this returns: they hold everything that was ever acknowledged.
+        Until they have once reached the present commit the lock is not tried, so that of two standbys the
+        warm one takes over. This standby has ended then.
+
+        Args:
+            timeout: in seconds; None waits for ever.
+            steal: do not wait: fence a writer that hangs.
+
+        Raises:
+            ChangelogLocked: the writer lived on for `timeout` seconds.
+            ConfigError: this standby is closed, or was closed meanwhile, or has taken over already.
+            Damaged, StorageFailed: as for `Changelog.open`.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        self._check_open()
+        self._followed.refresh()
+        target = self._followed.state.ends
+        while not self._is_warm(target):
+            self._check_time(until)
+        while True:
+            with self._turning:
+                self._check_open()
+                lock = self._try_lock(steal)
+                if lock is not None:
+                    return self._become_writer(lock)
+            self._check_time(until)
+            self._ended.wait(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Stop following, and remove its stores. What it has taken over stays open."""
+        with self._turning:
+            if not self._ended.is_set():
+                self._stop_following()
+                self._keeper.close()
+                self._followed.close()
+                self._place.close()
+
+    def __enter__(self) -> Standby:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def _is_warm(self, target: tuple[int, ...]) -> bool:
+        try:
+            return self._keeper.wait(target, _LOOK_SECONDS)
+        except WriterFenced:
+            self._check_open()
+            raise
+
+    def _try_lock(self, steal: bool) -> OpenFile | None:
+        try:
+            return lock_of_writer(self._files, self.path, steal=steal)
+        except OSError as e:
+            raise StorageFailed(
+                "The writer's lock cannot be tried.", path=e.filename or self.path,
+                expected="the directory of a changelog", found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="put the changelog back, or stand by for another one",
+            ) from e  # fmt: skip
+
+    def _check_time(self, until: float | None) -> None:
+        if until is not None and time.monotonic() >= until:
+            raise refusal(self._files, self.path)
+
+    def _check_open(self) -> None:
+        if self._ended.is_set():
+            raise ConfigError(
+                "This standby has ended: it was closed, or has taken over.", path=self.path,
+                remedy="make another one",
+            )  # fmt: skip
+
+    # -- taking over -------------------------------------------------------------------------------
+
+    def _become_writer(self, lock: OpenFile) -> Changelog:
+        """It goes on following while the manifest is recovered, and also afterwards where that fails."""
+        host = hosting.install(self.path, lambda: self._host(lock))
+        try:
+            self._followed.close()
+            self._place.close()
+            host.last_values()
+        except BaseException:
+            hosting.release(host)
+            raise
+        return Changelog(self.path, host, None, None)
+
+    def _host(self, lock: OpenFile) -> Host:
+        writer = open_writer(self._files, self.path, None, self._clock_ms, steal=False, lock=lock)
+        try:
+            self._stop_following()
+            if writer.identity.uuid != self._followed.identity.uuid:
+                self._keeper.close()
+                return Host(writer)
+            self._keeper.hand_over(writer)
+            return Host(writer, self._keeper)
+        except BaseException:
+            self._keeper.close()
+            writer.close()
+            raise
+
+    def _stop_following(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        rest = _POLL_SECONDS
+        while not self._ended.wait(rest):
+            try:
+                self._followed.refresh()
+                rest = _POLL_SECONDS
+            except (KeyfoldError, OSError) as e:
+                if rest == _POLL_SECONDS:
+                    log.warning("changelog %s: a standby cannot follow: %s", self.path, e)
+                rest = _REST_SECONDS
+
+
+class _Followed:
+    """The newest durable state, with a reader's mark on the files of whatever is in use of it."""
+
+    def __init__(self, files: Files, root: Path) -> None:
+        self.files = files
+        self.root = root
+        self._mark = ViewLock(files, root)
+        try:
+            self._view = View(files, root)
+            self._mark.record(self._view.state.n)
+        except BaseException:
+            self._mark.close()
+            raise
+        self._changing = threading.Lock()
+        self._pinned = 0
+        self._listeners: list[Callable[[State], None]] = []
+
+    @property
+    def identity(self) -> Identity:
+        return self._view.identity
+
+    @property
+    def state(self) -> State:
+        return self._view.state
+
+    def on_change(self, listener: Callable[[State], None]) -> None:
+        self._listeners.append(listener)
+
+    @contextmanager
+    def pin(self) -> Iterator[State]:
+        """While anybody is in here, the mark stays with the oldest state that is in use."""
+        with self._changing:
+            self._pinned += 1
+            state = self._view.state
+        try:
+            yield state
+        finally:
+            with self._changing:
+                self._pinned -= 1
+                self._record()
+
+    def refresh(self) -> None:
+        """See the newest durable commit."""
+        with self._changing:
+            before = self._view.state
+            state = self._view.refresh()
+            if state is before:
+                return
+            self._record()
+        for listener in self._listeners:
+            listener(state)
+
+    def close(self) -> None:
+        # A mark that stays is removed by the next look at it.
+        with suppress(OSError):
+            self._mark.close()
+
+    def _record(self) -> None:
+        if not self._pinned:
+            self._mark.record(self._view.state.n)
