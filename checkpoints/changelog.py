@@ -17,6 +17,7 @@ from keyfold.checkpoints import admission, hosting, reading, records
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, check_partitions, check_same_partitions, read_identity
+from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.opening import Creation, View
 from keyfold.checkpoints.restore import state_batches, unique_below_of
@@ -38,7 +39,8 @@ from keyfold.statestore.typed import Columns
 _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """The clock of changelogs that are not given another one."""
     return time.time_ns() // 1_000_000
 
 
@@ -72,7 +74,7 @@ class Changelog(Maintained):
         config: Mapping[str, object] | None = None,
         steal: bool = False,
         files: Files = LOCAL,
-        clock_ms: Callable[[], int] = _now_ms,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> Changelog:
         """Open the changelog at `path`; to write, it is created where there is none.
 
@@ -250,14 +252,16 @@ class Changelog(Maintained):
         identity of its own. `resume` works on it as on the one that was lost.
 
         Args:
-            snapshot, filesystem: as for `snapshot`.
+            snapshot: a snapshot, or a folder of them such as `snapshot.dest`, of which it is the newest; a
+                directory or a URL.
+            filesystem: as for `snapshot`.
             path: an empty or missing directory.
 
         Raises:
             NotAChangelog: there is no whole snapshot, or `path` is taken.
             Damaged: a file of the snapshot is not as it was written. StorageFailed: see there.
         """
-        source = Place(*located(snapshot, filesystem, files))
+        source = newest(Place(*located(snapshot, filesystem, files)))
         clone(source, Place(files, Path(path)), uuid.uuid4().hex)
         return cls.open(path, files=files)
 

@@ -18,6 +18,7 @@ from keyfold.checkpoints.verify import Verification
 from keyfold.checkpoints.verify import verify as check
 from keyfold.statestore import names
 from keyfold.statestore.blocks import FORMAT_VERSION
+from keyfold.statestore.errors import KeyfoldError
 from keyfold.statestore.files import Files
 
 # -- the writer ----------------------------------------------------------------------------------------------
@@ -106,8 +107,20 @@ def _stats(place: Place, log: Changelog) -> dict[str, Any]:
         "apps": [_app(commit) for commit in state.apps.values()],
         "anchors": [{"name": a.name, "commit": a.commit} for a in state.anchors.values()],
         "partitions": partitions,
+        "snapshots": _snapshots(log),
         "totals": {name: sum(p[name] for p in partitions) for name in summed},
     }
+
+
+def _snapshots(log: Changelog) -> list[dict[str, Any]] | str:
+    """Those that the policy has taken, or why they cannot be listed."""
+    try:
+        return [
+            {"path": s.path, "commit": s.commit, "time_ms": s.time_ms, "bytes": s.bytes, "pinned": s.pinned}
+            for s in log.snapshots()
+        ]
+    except KeyfoldError as e:
+        return str(e)
 
 
 def _app(commit: Commit) -> dict[str, Any]:
@@ -170,6 +183,7 @@ def _show_stats(found: dict[str, Any], state: State, holder: Holder | None) -> N
             ("commits", found["commits"]),
             ("restorable", _shown_restorable(found)),
             ("last values", f"{found['totals']['store_bytes']} bytes in RocksDB"),
+            ("snapshots", _shown_snapshots(found["snapshots"])),
         ]
     )
     if state.apps:
@@ -190,6 +204,13 @@ def _show_stats(found: dict[str, Any], state: State, holder: Holder | None) -> N
                 f"partition {p['partition']} is not cleaned any more until `keyfold compact` succeeds: "
                 f"{p['uncleanable']}"
             )
+
+
+def _shown_snapshots(found: list[dict[str, Any]] | str) -> str | None:
+    if isinstance(found, str):
+        return found
+    shown = (f"of commit {s['commit']} in {s['path']}{' (pinned)' if s['pinned'] else ''}" for s in found)
+    return "; ".join(shown) or None
 
 
 def _restorable(state: State) -> dict[str, int | None]:

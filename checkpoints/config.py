@@ -81,6 +81,13 @@ def _policy(value: object) -> str:
     return ",".join(sorted(parts))
 
 
+def _place(value: object) -> str:
+    """A relative path would mean another place in every process."""
+    if not isinstance(value, str) or (value and not value.startswith("/") and "://" not in value):
+        raise ValueError("an absolute path, a URL, or nothing")
+    return value
+
+
 def _option(name: str, default: object, parse: Callable[[object], object]) -> Any:
     return field(default=default, metadata={"name": name, "parse": parse})
 
@@ -120,6 +127,10 @@ class LogConfig:
     passes) and our own: `anchors.auto`, how many of the last commits stay restorable, and
     `store.backlog.bytes`, how far last values may lag before writers wait.
 
+    With a `snapshot.dest`, an absolute path or a URL, snapshots are taken to it in the background and the
+    newest two kept: after `snapshot.commits` commits (0: not by count), or when what the log has gained since
+    the last one is more than `snapshot.dirty.ratio` of that and the last one together (1: not by size).
+
     `snapshot.u` is another way to say `min.cleanable.dirty.ratio`, in the words of Raft (Ongaro's
     dissertation, section 5.1.3): a pass is due when u times the dirty section is larger than the clean one,
     which is a ratio of 1 / (1 + u).
@@ -145,6 +156,9 @@ class LogConfig:
     compression_type: str = _option("compression.type", "none", _one_of("none", "lz4", "zstd"))
     store_backlog_bytes: int = _option("store.backlog.bytes", 1 << 30, _at_least(1 << 20, _bytes))
     anchors_auto: int = _option("anchors.auto", 3, _at_least(0, _int))
+    snapshot_dest: str = _option("snapshot.dest", "", _place)
+    snapshot_commits: int = _option("snapshot.commits", 0, _at_least(0, _int))
+    snapshot_dirty_ratio: float = _option("snapshot.dirty.ratio", 0.5, _ratio)
 
     @property
     def codec(self) -> str | None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keyfold.checkpoints import anchoring, cleaner, reading
 from keyfold.checkpoints.compactor import PassStatistics
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity
+from keyfold.checkpoints.kept_snapshots import KeptSnapshot, kept_snapshots, set_pin
 from keyfold.checkpoints.points import At, exact_commit
 from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.snapshot import Place, Snapshot, take
 from keyfold.checkpoints.state import Anchor, Commit, State
+from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import Files
 from keyfold.statestore.remote import located
+
+T = TypeVar("T")
 
 
 class Maintained(ABC):
@@ -143,3 +147,61 @@ class Maintained(ABC):
             commit = exact_commit(state, self.path, at)
             place = Place(*located(to, filesystem, self.files))
             return take(Place(self.files, self.path), self.identity, state, commit, place)
+
+    # -- the policy's snapshots --------------------------------------------------------------------
+
+    def snapshots(self) -> list[KeptSnapshot]:
+        """The whole snapshots in `snapshot.dest`, ascending by commit; none without that setting. Raises
+        `StorageFailed`.
+        """
+        return self._at_dest(lambda dest: kept_snapshots(dest, self.identity.uuid)) or []
+
+    def pin_snapshot(self, commit: int) -> KeptSnapshot:
+        """Keep the policy's snapshot of this commit until `unpin_snapshot`; durable when this returns.
+
+        Raises:
+            ConfigError: there is none of it. StorageFailed: `snapshot.dest` cannot be read or written.
+        """
+        return self._pinned(commit, True)
+
+    def unpin_snapshot(self, commit: int) -> KeptSnapshot:
+        """Let the policy remove a snapshot again. Raises as `pin_snapshot` does."""
+        return self._pinned(commit, False)
+
+    def snapshot_status(self) -> dict[str, object]:
+        """How the policy stands: `dest`; `last_commit`, 0 where there is no snapshot; `commits_behind`;
+        `taken` and `failed` since it was opened; `failure`, why the last try came to nothing.
+        """
+        policy, state = self.host.snapshots, self.state
+        newest = state.commits[-1].number if state.commits else 0
+        return {
+            "dest": self.identity.config.snapshot_dest,
+            "last_commit": policy.last_commit,
+            "commits_behind": max(0, newest - policy.last_commit),
+            "taken": policy.taken,
+            "failed": policy.failed,
+            "failure": policy.failure,
+        }
+
+    def _pinned(self, commit: int, pinned: bool) -> KeptSnapshot:
+        found = self._at_dest(lambda dest: set_pin(dest, self.identity.uuid, commit, pinned))
+        if found is None:
+            raise ConfigError(
+                "This changelog has no snapshots of a policy.", path=self.path,
+                expected="a setting snapshot.dest", found="none", remedy="set it",
+            )  # fmt: skip
+        return found
+
+    def _at_dest(self, work: Callable[[Place], T]) -> T | None:
+        """What `work` gives for the place of the policy's snapshots, None where there is no such place."""
+        dest = self.identity.config.snapshot_dest
+        if not dest:
+            return None
+        try:
+            return work(Place(*located(dest, None, self.files)))
+        except OSError as e:
+            raise StorageFailed(
+                "The snapshots cannot be looked at.", path=e.filename or self.path,
+                expected="a snapshot.dest that can be read and written",
+                found=f"{type(e).__name__}: {e.strerror or e}", remedy="repair it, or set another one",
+            ) from e  # fmt: skip

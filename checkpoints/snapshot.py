@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -74,8 +74,18 @@ class Place:
     root: Path
 
 
-def take(source: Place, identity: Identity, state: State, commit: Commit, to: Place) -> Snapshot:
+def take(
+    source: Place,
+    identity: Identity,
+    state: State,
+    commit: Commit,
+    to: Place,
+    check: Callable[[], None] = lambda: None,
+) -> Snapshot:
     """Write the snapshot of `commit`, whose files the caller spares.
+
+    Args:
+        check: called before every piece of a file; what it raises ends the taking.
 
     Raises:
         ConfigError: something else is at the destination.
@@ -84,7 +94,7 @@ def take(source: Place, identity: Identity, state: State, commit: Commit, to: Pl
     """
     try:
         before = _known(to, identity)
-        taking = _Taking(source, to, identity, before)
+        taking = _Taking(source, to, identity, before, check)
         return taking.run(state, commit)
     except OSError as e:
         raise StorageFailed(
@@ -103,7 +113,7 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
         StorageFailed: the destination cannot be written.
     """
     view = View(snapshot.files, snapshot.root)
-    listed = _listed(snapshot, view.state.epoch)
+    listed = listed_files(snapshot, view.state.epoch)
     if listed is None:
         raise NotAChangelog(
             "This is not a snapshot.", path=snapshot.root, expected="what Changelog.snapshot has written",
@@ -132,7 +142,9 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
                 )  # fmt: skip
         for directory in partitions:
             to.files.sync_directory(directory)
-        own = replace(view.identity, uuid=uuid, snapshot=False)
+        # The folder of snapshots is that of the other one.
+        config = replace(view.identity.config, snapshot_dest="")
+        own = replace(view.identity, uuid=uuid, snapshot=False, config=config)
         _begin(to, view.state, view.state.epoch + 1, own)
         write_identity(to.files, to.root, own)
     except OSError as e:
@@ -149,7 +161,15 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
 class _Taking:
     """One snapshot on its way: what it holds, and how much of that had to be written."""
 
-    def __init__(self, source: Place, to: Place, identity: Identity, before: dict[str, SnapshotFile]) -> None:
+    def __init__(
+        self,
+        source: Place,
+        to: Place,
+        identity: Identity,
+        before: dict[str, SnapshotFile],
+        check: Callable[[], None],
+    ) -> None:
+        self._check = check
         self._source = source
         self._to = to
         self._identity = replace(identity, snapshot=True)
@@ -162,7 +182,8 @@ class _Taking:
         # Above every epoch of the source, because every writer begins with a line.
         epoch = max(state.n, *journal_epochs(files, root), 0) + 1
         for directory in (root, root / names.MANIFEST):
-            files.make_directory(directory)
+            for made in files.make_directory(directory):
+                files.sync_directory(made.parent)
         kept = self._state(state, commit, epoch)
         listed = {path: asdict(file) for path, file in sorted(self._files.items())}
         document = {"commit": commit.number, "time": commit.time_ms, "files": listed}
@@ -209,7 +230,7 @@ class _Taking:
             with contextlib.suppress(FileNotFoundError):
                 # Half of an earlier try: nothing that counts there is ever replaced.
                 self._to.files.unlink(self._to.root / path)
-            self._add(path, _copied(self._source, self._to, path, segment.records))
+            self._add(path, _copied(self._source, self._to, path, segment.records, self._check))
 
     def _is_there(self, path: Path) -> bool:
         """Whether the snapshot before has it, whole. No name is ever reused, so it is the same file."""
@@ -231,6 +252,7 @@ class _Taking:
         writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
         grown = writer.segment
         for batch in reading.read_segments(self._source.files, directory, (segment,), segment.base, end):
+            self._check()
             data = encode(batch, self._identity.config.codec)
             grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
         if not grown.records:
@@ -291,7 +313,7 @@ def _known(to: Place, identity: Identity) -> dict[str, SnapshotFile]:
         if there.snapshot and there.uuid == identity.uuid:
             for epoch in reversed(journal_epochs(to.files, to.root)):
                 if to.files.exists(names.head(to.root, epoch)):
-                    return _listed(to, epoch) or {}
+                    return listed_files(to, epoch) or {}
             return {}
         found = f"{'a snapshot of' if there.snapshot else 'the changelog'} {there.uuid}"
     raise ConfigError(
@@ -301,7 +323,8 @@ def _known(to: Place, identity: Identity) -> dict[str, SnapshotFile]:
     )  # fmt: skip
 
 
-def _listed(place: Place, epoch: int) -> dict[str, SnapshotFile] | None:
+def listed_files(place: Place, epoch: int) -> dict[str, SnapshotFile] | None:
+    """What a snapshot says that it holds, None for none, or one that has not come so far."""
     try:
         document: dict[str, Any] = json.loads(place.files.read(names.snapshot_files(place.root, epoch)))
         return {path: SnapshotFile(**file) for path, file in document["files"].items()}
@@ -309,12 +332,15 @@ def _listed(place: Place, epoch: int) -> dict[str, SnapshotFile] | None:
         return None
 
 
-def _copied(source: Place, to: Place, path: Path, records: int) -> SnapshotFile:
+def _copied(
+    source: Place, to: Place, path: Path, records: int, check: Callable[[], None] = lambda: None
+) -> SnapshotFile:
     """Copy a file, and say what it held."""
     digest, count = hashlib.sha256(), 0
     file = to.files.create(to.root / path)
     try:
         for piece in _pieces(source.files, source.root / path):
+            check()
             to.files.append(file, [piece])
             digest.update(piece)
             count += len(piece)

@@ -145,7 +145,9 @@ def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iter
         if name not in counting:
             yield Unnamed(root / names.MANIFEST / name, "of another epoch, or a claim")
     for name in files.list_directory(root / names.WORK):
-        yield Unnamed(root / names.WORK / name, "files of tasks that were not committed")
+        standby = names.standby_id(name) is not None
+        what = "of a standby" if standby else "files of tasks that were not committed"
+        yield Unnamed(root / names.WORK / name, what)
     for number, p in enumerate(state.partitions):
         named = {s.name for s in p.segments}
         named |= {names.segment_index(s.name) for s in p.segments if s.sealed}

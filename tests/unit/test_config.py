@@ -39,6 +39,10 @@ def test_an_unknown_name_is_refused_with_the_nearest_valid_one() -> None:
         ("anchors.auto", -1),
         ("retention.ms", -2),
         ("cleaner.threads", None),
+        ("snapshot.dest", "backups/counts"),
+        ("snapshot.dest", 7),
+        ("snapshot.commits", -1),
+        ("snapshot.dirty.ratio", 2),
     ],
 )
 def test_a_bad_value_is_refused_and_named(name: str, value: object) -> None:
