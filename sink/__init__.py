@@ -1,8 +1,12 @@
 """One micro-batch in: a DataFrame's rows become blocks per partition, and one commit.
 
     changelog_sink   `ChangelogSink`: rows are changes, written as they are
-    task             `TaskSink`: a function reads and writes the last values, its changes are the commit
-    foreach_batch    what the two have in common
+    task             `TaskSink`: a task reads and writes the last values, its changes are the commit
+    task_runner      one micro-batch of a task: expiry, process, window
+    named_stores     the stores of a task by their names, with serdes, and without what has expired
+    expiry           which entries have outlived their ttl and become tombstones
+    arrow_batches    a DataFrame's rows on the driver, a partition at a time
+    foreach_batch    what the two sinks have in common
     delivery         which batches are taken: admission, continuity, what the commit says of them
     query            the query that calls, and the offsets that its checkpoint keeps
     staging          blocks written aside by tasks, and how they get into the log
@@ -17,9 +21,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from keyfold.sink.changelog_sink import ChangelogSink as ChangelogSink
+    from keyfold.sink.task import Store as Store
+    from keyfold.sink.task import Task as Task
     from keyfold.sink.task import TaskSink as TaskSink
 
-__all__ = ["ChangelogSink", "TaskSink"]
+__all__ = ["ChangelogSink", "Store", "Task", "TaskSink"]
 
 
 def __getattr__(name: str) -> object:
@@ -30,8 +36,8 @@ def __getattr__(name: str) -> object:
         from keyfold.sink.changelog_sink import ChangelogSink
 
         return ChangelogSink
-    if name == "TaskSink":
-        from keyfold.sink.task import TaskSink
+    if name in ("Store", "Task", "TaskSink"):
+        from keyfold.sink import task
 
-        return TaskSink
+        return getattr(task, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

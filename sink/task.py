@@ -1,43 +1,71 @@
-"""`TaskSink`: a job in Samza's manner, whose state is the changelog's last values."""
+"""`TaskSink`: a job in Samza's manner, whose state is the changelog's last values.
+
+The names that a task needs are all here: `Task`, `Store`, and the serdes of its stores' keys and values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from pyspark.sql import DataFrame
 
 from keyfold.checkpoints import records
 from keyfold.checkpoints.admission import OnReset
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.transaction import Transaction
+from keyfold.sink.arrow_batches import arrow_batches
 from keyfold.sink.delivery import Delivery, batch_of, consume
 from keyfold.sink.foreach_batch import ForeachBatch
+from keyfold.sink.named_stores import NamedStores, Store
+from keyfold.sink.task_runner import Processes, Ran, Task, TaskRunner, is_task
 from keyfold.statestore.errors import SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.serdes import BytesSerde, Int64Serde, JsonSerde, StringSerde
+
+__all__ = [
+    "BytesSerde",
+    "Int64Serde",
+    "JsonSerde",
+    "NamedStores",
+    "Process",
+    "Store",
+    "StringSerde",
+    "Task",
+    "TaskSink",
+]
 
 #: Reads a batch, and reads and writes the store.
 Process: TypeAlias = Callable[[DataFrame, Transaction], None]
 
 
 class TaskSink(ForeachBatch):
-    """Calls `process(df, store)` for each micro-batch; what it writes to the store is the batch's commit.
+    """Calls a task for each micro-batch; what it writes to its store is the batch's commit.
 
-        def process(df, store):
-            for row in df.toLocalIterator():
-                store.put(row.word.encode(), …)
+        class Visits:
+            stores = {"visits": Store(StringSerde(), Int64Serde(), ttl=timedelta(days=30))}
 
-        query = words.writeStream.foreachBatch(TaskSink("var/last", process)).option(…).start()
+            def process(self, records, store):
+                visits = store["visits"]
+                for user in records["user"].to_pylist():
+                    visits.put(user, (visits.get(user) or 0) + 1)
 
-    `store` has `get, get_all, put, put_all, delete, range, prefix, all` on bytes, and its reads see its own
-    writes. An exception in `process` commits nothing. `process` runs on the driver; of a stateful query it
-    has to read every partition of `df`. A batch that Spark delivers again is read to its end, and `process`
-    is not called.
+        query = clicks.writeStream.foreachBatch(TaskSink("var/visits", Visits())).option(…).start()
+
+    A task is an object with `process(records, store)`, which is called for each Arrow batch of the
+    micro-batch; two of its partitions at most are in memory. It may have `window`, `stores` and
+    `window_interval`: see `Task`. A function `process(df, store)` is called once, with the DataFrame and a
+    store of bytes; of a stateful query it has to read every partition of `df`.
+
+    A store has `get, get_all, put, put_all, delete, delete_all, range, prefix, all`, and its reads see its
+    own writes; `get_all` and `put_all` also take Arrow arrays. Tasks run on the driver. An exception commits
+    nothing. A batch that Spark delivers again is read to its end, and the task is not called.
 
     Args:
         path: the changelog, created where there is none.
-        process: called once for each new batch. It must not keep the store.
+        process: the task. It must not keep the store.
         partitions: of a new changelog (default 1); an existing one must have as many.
         app_id: names the job for the changelog's life; the name of the directory by default.
         config: settings by Kafka's names, kept in the changelog.
@@ -47,14 +75,14 @@ class TaskSink(ForeachBatch):
         files: for tests.
 
     Raises:
-        ConfigError, SchemaMismatch, NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see
-            there.
+        ConfigError: also where the task, its stores or their serdes are not as they should be.
+        SchemaMismatch, NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
     """
 
     def __init__(
         self,
         path: str | Path,
-        process: Process,
+        process: Process | Processes,
         *,
         partitions: int | None = None,
         app_id: str | None = None,
@@ -63,6 +91,8 @@ class TaskSink(ForeachBatch):
         steal: bool = False,
         files: Files = LOCAL,
     ) -> None:
+        self._function = None if is_task(process) else cast(Process, process)
+        self._runner = TaskRunner(cast(Processes, process)) if self._function is None else None
         super().__init__(
             path,
             partitions=partitions,
@@ -72,7 +102,6 @@ class TaskSink(ForeachBatch):
             steal=steal,
             files=files,
         )
-        self._process = process
         self._opened(None)
 
     def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
@@ -84,14 +113,22 @@ class TaskSink(ForeachBatch):
                 return
             host.wait_for_room()
             syncing = writer.pool.submit(delivery.sync)
-            with host.transaction() as store:
-                self._process(df, store)
-                batches = records.checked(store.changes(), writer.clock_ms())
+            ran = self._run(host, df)
+            batches = records.checked(ran.changes, writer.clock_ms())
             parts = records.partitioned(batches, log.partitions, log.config.codec, writer.pool)
             syncing.result()
             with writer.exclusive:
                 if self._intake.admits(df, writer.state, delivery):
                     writer.commit(parts, batch_of(writer.state, delivery))
+                    ran.committed()
+
+    def _run(self, host: Host, df: DataFrame) -> Ran:
+        if self._runner is not None:
+            return self._runner.run(host, arrow_batches(df))
+        assert self._function is not None
+        with host.transaction() as store:
+            self._function(df, store)
+            return Ran(store.changes(), lambda: None)
 
     def _check_kind(self, log: Changelog) -> None:
         if log.columns is not None:

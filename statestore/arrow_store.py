@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.statestore.contract import Entries, ReadOnlyStore, StoreBase, check_bounds, check_key, check_keys
+from keyfold.statestore.contract import Entries, ReadOnlyStore, StoreBase, check_bounds, check_key
 
 #: So many keys at once are looked up by hashing all of the store's instead of one by one.
 _MANY: Final = 1000
@@ -40,11 +40,10 @@ class ArrowStore(StoreBase):
             return value
         return None
 
-    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._check_open()
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if len(keys) < _MANY:
-            return super().get_all(keys)
-        asked = pa.array(check_keys(keys), pa.large_binary())
+            return super()._get_list(keys)
+        asked = pa.array(keys, pa.large_binary())
         found: list[bytes | None] = self._values.take(pc.index_in(asked, value_set=self._keys)).to_pylist()
         return found
 

@@ -2,12 +2,16 @@
 
     ReadOnlyStore        get, get_all, range, prefix, all, snapshot, close
     KeyValueStore        … and put, put_all, delete, delete_all, flush
+    RecordStore          a ReadOnlyStore that also tells offset and timestamp of every entry's last record
 
 - Keys and values are `bytes`, anything else is a `TypeError`; `statestore/serdes.py` puts types at the edge.
   The empty key and the empty value are legal. `None` is no value: `delete` removes a key.
 - Keys come in the order of their bytes (unsigned, shorter first). `range(from_, to)` includes `from_` and
   **excludes** `to`, as Samza's does; Kafka Streams' `range` includes both. `None` leaves that end open.
 - `get_all` gives a list in the order asked, where Samza gives a map of the keys that were found.
+- Many keys at once can be Arrow arrays of `binary`, chunked or not, without nulls among the keys: `get_all`
+  then gives an array, `put_all` takes two, of which a null value is a delete. Rows are not Python objects
+  where a store can avoid it.
 - An iterator sees the store as it was when the iterator was made. It is a context manager; close it before
   its store. One left open when its store is closed raises `StoreClosed` when it needs the store again: it
   never ends early in silence.
@@ -19,7 +23,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import pyarrow as pa
 
 from keyfold.statestore.errors import KeyfoldError
 
@@ -84,8 +90,13 @@ class ReadOnlyStore(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
+    @overload
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of `keys`, one each, in their order; None where there is none."""
+
+    @overload
+    def get_all(self, keys: pa.Array) -> pa.Array:
+        """The same of Arrow arrays: at most 2 GiB of values at once."""
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         """Entries with `from_` <= key < `to`."""
@@ -106,15 +117,45 @@ class KeyValueStore(ReadOnlyStore, Protocol):
 
     def put(self, key: bytes, value: bytes) -> None: ...
 
+    @overload
     def put_all(self, entries: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]) -> None:
         """All of `entries`, or none of them where one is refused. The last one of a key counts."""
+
+    @overload
+    def put_all(self, entries: pa.Array, values: pa.Array) -> None:
+        """`entries` are the keys, a value for each; a null value deletes its key."""
 
     def delete(self, key: bytes) -> None:
         """Remove `key`; nothing happens where it is not there."""
 
-    def delete_all(self, keys: Iterable[bytes]) -> None: ...
+    def delete_all(self, keys: Iterable[bytes] | pa.Array) -> None: ...
 
     def flush(self) -> None: ...
+
+
+#: What `RecordStore.get_records` gives: one row for each key asked, of nulls where there is none.
+LAST_RECORDS = pa.schema(
+    [pa.field("offset", pa.int64()), pa.field("timestamp", pa.int64()), pa.field("value", pa.binary())]
+)
+
+
+def no_records() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=LAST_RECORDS)
+
+
+class RecordStore(ReadOnlyStore, Protocol):
+    """A store of last records, of which the values are only a part."""
+
+    def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
+        """Offset, timestamp in ms and value of the last record of `key`; None where there is none."""
+
+    def get_records(self, keys: pa.Array) -> pa.RecordBatch:
+        """The last records of `keys` (`binary`, without nulls), with the columns of `LAST_RECORDS`."""
+
+    def records(
+        self, from_: bytes | None = None, to: bytes | None = None
+    ) -> Entries[bytes, tuple[int, int, bytes]]:
+        """As `range`, with the whole records."""
 
 
 _ENCODE = "encode it, or use a TypedStore with a serde"
@@ -135,6 +176,46 @@ def check_keys(keys: Iterable[object]) -> list[bytes]:
         for key in checked:
             check_key(key)
     return checked  # type: ignore[return-value]
+
+
+def is_arrow(keys: object) -> bool:
+    return isinstance(keys, pa.Array | pa.ChunkedArray)
+
+
+def check_arrow(column: Any, what: str = "key") -> pa.Array:
+    """The column as one array of `binary`. `TypeError`: of another type, or keys among which there is a
+    null.
+    """
+    kind = column.type
+    if not (
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    ):
+        raise TypeError(f"an Arrow {what} must be binary, not {kind}: {_ENCODE}")
+    if what == "key" and column.null_count:
+        raise TypeError("an Arrow key must not be null: filter such rows out")
+    if isinstance(column, pa.ChunkedArray):
+        column = binary_array(column.cast(pa.binary()).combine_chunks())
+    return column.cast(pa.binary())
+
+
+def check_arrow_rows(keys: Any, values: Any) -> tuple[pa.Array, pa.Array]:
+    """Keys and values of `put_all`. Raises `TypeError`, and `ValueError` for columns of different length."""
+    if not is_arrow(values):
+        found = type(values).__name__
+        raise TypeError(f"values for an Arrow array of keys must be another one, not {found}: {_ENCODE}")
+    if len(keys) != len(values):
+        raise ValueError(f"{len(keys)} keys need as many values, not {len(values)}")
+    return check_arrow(keys), check_arrow(values, "value")
+
+
+def binary_array(values: Any) -> pa.Array:
+    """A column of `binary` from Python's bytes and None, in one piece. `ValueError`: beyond 2 GiB."""
+    column = values if is_arrow(values) else pa.array(values, pa.binary())
+    if isinstance(column, pa.ChunkedArray):
+        if column.num_chunks > 1:
+            raise ValueError("an Arrow array cannot hold more than 2 GiB: take fewer keys at a time")
+        column = column.chunk(0) if column.num_chunks else pa.array([], pa.binary())
+    return column
 
 
 def check_bounds(from_: object, to: object) -> None:
@@ -171,9 +252,21 @@ class StoreBase(ABC):
     @abstractmethod
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]: ...
 
-    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    @overload
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    @overload
+    def get_all(self, keys: pa.Array) -> pa.Array: ...
+
+    def get_all(self, keys: Any) -> Any:
         self._check_open()
-        return [self.get(key) for key in check_keys(keys)]
+        return self._get_array(check_arrow(keys)) if is_arrow(keys) else self._get_list(check_keys(keys))
+
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
+
+    def _get_array(self, keys: pa.Array) -> pa.Array:
+        return binary_array(self._get_list(keys.to_pylist()))
 
     def prefix(self, prefix: bytes) -> Entries[bytes, bytes]:
         check_key(prefix)
@@ -207,8 +300,17 @@ class WritableBase(StoreBase):
     @abstractmethod
     def delete(self, key: bytes) -> None: ...
 
-    def put_all(self, entries: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]) -> None:
+    @overload
+    def put_all(self, entries: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]) -> None: ...
+
+    @overload
+    def put_all(self, entries: pa.Array, values: pa.Array) -> None: ...
+
+    def put_all(self, entries: Any, values: Any = None) -> None:
         self._check_open()
+        if is_arrow(entries):
+            self._put_arrays(*check_arrow_rows(entries, values))
+            return
         checked = pairs(entries)
         for key, value in checked:
             check_key(key)
@@ -216,8 +318,17 @@ class WritableBase(StoreBase):
         for key, value in checked:
             self.put(key, value)
 
-    def delete_all(self, keys: Iterable[bytes]) -> None:
+    def _put_arrays(self, keys: pa.Array, values: pa.Array) -> None:
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+            if value is None:
+                self.delete(key)
+            else:
+                self.put(key, value)
+
+    def delete_all(self, keys: Iterable[bytes] | pa.Array) -> None:
         self._check_open()
+        if is_arrow(keys):
+            keys = check_arrow(keys).to_pylist()
         for key in check_keys(keys):
             self.delete(key)
 
@@ -237,8 +348,10 @@ class Frozen(StoreBase):
         self._check_open()
         return self._store.get(key)
 
-    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._check_open()
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self._store.get_all(keys)
+
+    def _get_array(self, keys: pa.Array) -> pa.Array:
         return self._store.get_all(keys)
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:

@@ -14,8 +14,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from keyfold.statestore.contract import (
@@ -23,13 +25,16 @@ from keyfold.statestore.contract import (
     Frozen,
     KeyValueStore,
     ReadOnlyStore,
+    RecordStore,
     StoreBase,
     StoreClosed,
     WritableBase,
+    binary_array,
+    check_arrow,
     check_bounds,
     check_key,
-    check_keys,
     check_value,
+    no_records,
 )
 from keyfold.statestore.serdes import TypedStore, TypedView
 
@@ -40,6 +45,7 @@ __all__ = [
     "Overlay",
     "PartitionedStore",
     "ReadOnlyStore",
+    "RecordStore",
     "StoreClosed",
     "TypedStore",
     "TypedView",
@@ -67,6 +73,16 @@ class _SortedDict(Generic[V]):
         if key not in self.entries:
             self._new.append(key)
         self.entries[key] = value
+
+    def update(self, keys: list[bytes], values: list[V]) -> None:
+        """`set` for many."""
+        entries = self.entries
+        if entries:
+            self._new.extend(key for key in dict.fromkeys(keys) if key not in entries)
+            entries.update(zip(keys, values, strict=True))
+        else:
+            entries.update(zip(keys, values, strict=True))
+            self._new.extend(entries)
 
     def discard(self, key: bytes) -> None:
         if self.entries.pop(key, None) is not None:
@@ -127,35 +143,65 @@ class MemoryStore(WritableBase):
 class PartitionedStore(StoreBase):
     """The stores of all partitions behind one; ranges are merged in the order of the keys.
 
-    `partition_of` names the partition of a key, 0 up to the number of stores. A snapshot is one snapshot per
+    `partition_of` names the partition of a key, 0 up to the number of stores; `partitions_of`, where it is
+    given, those of many keys, which is then not done one by one. A snapshot is one snapshot per
     partition: where commits may be applied meanwhile, hold them up while it is taken.
     """
 
     def __init__(
-        self, stores: Sequence[ReadOnlyStore], partition_of: Callable[[bytes], int], *, owns: bool = False
+        self,
+        stores: Sequence[ReadOnlyStore],
+        partition_of: Callable[[bytes], int],
+        partitions_of: Callable[[pa.Array], npt.NDArray[np.int32]] | None = None,
+        *,
+        owns: bool = False,
     ) -> None:
         self._stores = tuple(stores)
         self._partition_of = partition_of
+        self._many_partitions_of = partitions_of
         self._owns = owns
+
+    def _partitions_of(self, keys: pa.Array) -> npt.NDArray[np.int32]:
+        if self._many_partitions_of is not None:
+            return self._many_partitions_of(keys)
+        return np.fromiter(map(self._partition_of, keys.to_pylist()), np.int32, len(keys))
 
     def get(self, key: bytes) -> bytes | None:
         self._check_open()
         check_key(key)
         return self._stores[self._partition_of(key)].get(key)
 
-    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._check_open()
-        checked = check_keys(keys)
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
         positions: list[list[int]] = [[] for _ in self._stores]
-        for position, partition in enumerate(map(self._partition_of, checked)):
+        for position, partition in enumerate(map(self._partition_of, keys)):
             positions[partition].append(position)
-        values: list[bytes | None] = [None] * len(checked)
+        values: list[bytes | None] = [None] * len(keys)
         for store, mine in zip(self._stores, positions, strict=True):
             if mine:
-                found = store.get_all([checked[position] for position in mine])
+                found = store.get_all([keys[position] for position in mine])
                 for position, value in zip(mine, found, strict=True):
                     values[position] = value
         return values
+
+    def _get_array(self, keys: pa.Array) -> pa.Array:
+        return binary_array(self._scattered(keys, lambda store, mine: store.get_all(mine)))
+
+    def _scattered(self, keys: pa.Array, ask: Callable[[Any, pa.Array], Any]) -> Any:
+        """What `ask` finds in each partition for its keys, an array or a batch, in the order of `keys`."""
+        numbers = self._partitions_of(keys)
+        order = np.argsort(numbers, kind="stable")
+        ends = np.cumsum(np.bincount(numbers, minlength=len(self._stores)))
+        sorted_keys = keys.take(pa.array(order))
+        parts, start = [], 0
+        for store, end in zip(self._stores, ends.tolist(), strict=True):
+            if end > start or end == len(keys) == 0:
+                parts.append(ask(store, sorted_keys.slice(start, end - start)))
+            start = end
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        if isinstance(parts[0], pa.RecordBatch):
+            return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
+        return pa.chunked_array(parts).combine_chunks().take(pa.array(back))
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         self._check_open()
@@ -170,7 +216,32 @@ class PartitionedStore(StoreBase):
         with ExitStack() as opened:
             taken = [opened.enter_context(closing(store.snapshot())) for store in self._stores]
             opened.pop_all()
-        return PartitionedStore(taken, self._partition_of, owns=True)
+        return PartitionedStore(taken, self._partition_of, self._many_partitions_of, owns=True)
+
+    # -- as a `RecordStore`, where the stores below are -------------------------------------------
+
+    def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
+        self._check_open()
+        check_key(key)
+        found: tuple[int, int, bytes] | None = self._below()[self._partition_of(key)].get_record(key)
+        return found
+
+    def get_records(self, keys: pa.Array) -> pa.RecordBatch:
+        self._check_open()
+        found = self._scattered(check_arrow(keys), lambda store, mine: store.get_records(mine))
+        return found.to_batches()[0] if found.num_rows else no_records()
+
+    def records(
+        self, from_: bytes | None = None, to: bytes | None = None
+    ) -> Entries[bytes, tuple[int, int, bytes]]:
+        self._check_open()
+        check_bounds(from_, to)
+        with ExitStack() as opened:
+            parts = [opened.enter_context(store.records(from_, to)) for store in self._below()]
+            return Entries(heapq.merge(*parts), opened.pop_all().close)
+
+    def _below(self) -> tuple[RecordStore, ...]:
+        return cast("tuple[RecordStore, ...]", self._stores)
 
     def close(self) -> None:
         if not self._closed and self._owns:
@@ -197,12 +268,25 @@ class Overlay(WritableBase):
             return self._changes.entries[key]
         return self._base.get(key)
 
-    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._check_open()
-        checked = check_keys(keys)
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
         changed = self._changes.entries
-        from_base = iter(self._base.get_all([key for key in checked if key not in changed]))
-        return [changed[key] if key in changed else next(from_base) for key in checked]
+        from_base = iter(self._base.get_all([key for key in keys if key not in changed]))
+        return [changed[key] if key in changed else next(from_base) for key in keys]
+
+    def _get_array(self, keys: pa.Array) -> pa.Array:
+        changed = self._changes.entries
+        if not changed:
+            return self._base.get_all(keys)
+        listed = keys.to_pylist()
+        hits = np.fromiter((key in changed for key in listed), np.bool_, len(listed))
+        if not hits.any():
+            return self._base.get_all(keys)
+        mine = binary_array([changed[key] for key in listed if key in changed])
+        if hits.all():
+            return mine
+        both = [mine, self._base.get_all(keys.filter(pa.array(~hits)))]
+        places = np.where(hits, np.cumsum(hits) - 1, len(mine) + np.cumsum(~hits) - 1)
+        return binary_array(pa.chunked_array(both).combine_chunks()).take(pa.array(places))
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         self._check_open()
@@ -220,6 +304,9 @@ class Overlay(WritableBase):
         self._check_open()
         check_key(key)
         self._changes.set(key, None)
+
+    def _put_arrays(self, keys: pa.Array, values: pa.Array) -> None:
+        self._changes.update(keys.to_pylist(), values.to_pylist())
 
     def changes(self) -> pa.Table:
         """`key: binary, value: binary`: one row per key, in the order of first changes; null is a delete."""

@@ -12,24 +12,24 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rocksdict import Options, Rdict, SstFileWriter, WriteBatch
+from rocksdict import Options, Rdict, WriteBatch
 
 from keyfold.statestore.contract import (
     Entries,
-    Frozen,
-    ReadOnlyStore,
     StoreBase,
     check_bounds,
     check_key,
-    check_keys,
     closed,
 )
 from keyfold.statestore.errors import KeyfoldError
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.keyorder import key_order
+from keyfold.statestore.lastsnapshot import LastValuesSnapshot, RecordCursor, rows_between
 from keyfold.statestore.rocks import (
     REBUILT,
     Cursor,
@@ -41,15 +41,17 @@ from keyfold.statestore.rocks import (
     open_database,
     unusable,
 )
+from keyfold.statestore.sst import SortedFile
 from keyfold.statestore.storeformat import (
     DATA,
-    DATA_END,
     FORMAT_VERSION,
     HEADER,
     META_KEY,
     Identity,
+    meta_row,
     pack_meta,
     put_rows,
+    sorted_rows,
     unpack_meta,
 )
 
@@ -64,10 +66,6 @@ INGEST_ROWS = 20_000
 #: The file that is built to be ingested. RocksDB leaves names alone that are not its own.
 _LOAD_FILE = "load.tmp"
 
-#: A scan fetches so many rows first, since most are short, then twice as many each time up to the second.
-_SCAN_ROWS_FIRST = 16
-_SCAN_ROWS_MAX = 1_024
-
 
 class LastValues(StoreBase):
     """The last values of one partition. One thread applies, any number may read meanwhile.
@@ -76,12 +74,9 @@ class LastValues(StoreBase):
     and may see an `apply` in between. An iterator and a `snapshot` always see one state.
     """
 
-    def __init__(
-        self, directory: Path, identity: Identity, files: Files, db: Rdict, options: Options
-    ) -> None:
+    def __init__(self, directory: Path, files: Files, db: Rdict, options: Options) -> None:
         """For `open` only."""
         self._directory = directory
-        self._identity = identity
         self._files = files
         self._db: Rdict | None = db
         self._options = options
@@ -94,47 +89,52 @@ class LastValues(StoreBase):
     def open(
         cls,
         directory: Path,
-        identity: Identity,
+        identity: Identity | None,
         *,
         files: Files = LOCAL,
         block_cache_bytes: int = BLOCK_CACHE_BYTES,
     ) -> LastValues:
-        """The store in `directory`, made if missing. Raises `StoreUnusable`."""
+        """The store in `directory`, made if missing; of any identity, and only if it is there, where none is
+        given. Raises `StoreUnusable`.
+        """
         try:
             files.make_directory(directory)
         except OSError as error:
             raise unusable(directory, error) from error
         options = database_options(block_cache_bytes)
         db = open_database(directory, options)
-        store = cls(directory, identity, files, db, options)
+        store = cls(directory, files, db, options)
         try:
-            store._begin()
+            store._begin(identity)
         except BaseException:
             store._release()
             raise
         return store
 
-    def _begin(self) -> None:
+    def _begin(self, identity: Identity | None) -> None:
         """Check that the store is the one asked for. A new one has no meta record before its first apply."""
         with self.snapshot() as snapshot:
             record = snapshot.meta()
             if record is not None:
-                self._applied = self._check_meta(record)
+                self._identity, self._applied = self._check_meta(record, identity)
                 return
+            if identity is None:
+                raise self._refused("a meta record", "none")
             with snapshot.all() as rows:
                 if next(rows, None) is not None:
                     raise self._refused("a meta record", "rows without one")
+        self._identity = identity
 
-    def _check_meta(self, record: bytes) -> int:
+    def _check_meta(self, record: bytes, asked: Identity | None) -> tuple[Identity, int]:
         try:
             version, identity, applied = unpack_meta(record)
         except ValueError as error:
             raise self._refused("a meta record", error) from None
         if identity is None:
             raise self._refused(f"format version {FORMAT_VERSION}", f"format version {version}")
-        if identity != self._identity:
-            raise self._refused(self._identity, identity)
-        return applied
+        if asked is not None and identity != asked:
+            raise self._refused(asked, identity)
+        return identity, applied
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class LastValues(StoreBase):
             db = self._opened()
             if applied <= self._applied:
                 return
-            rows = _in_key_order(last, applied)
+            rows = _checked(last, applied)
             if rows.num_rows < INGEST_ROWS:
                 self._write(db, rows, applied)
             else:
@@ -179,15 +179,38 @@ class LastValues(StoreBase):
 
     def _ingest(self, db: Rdict, rows: pa.RecordBatch, applied: int) -> None:
         """As one sorted file: one entry of RocksDB's manifest takes it over, after a flush of older rows."""
-        path = str(self._directory / _LOAD_FILE)
+        path = self._directory / _LOAD_FILE
+        meta = meta_row(self._identity, applied)
         try:
             self._remove_load_file()
-            writer = SstFileWriter(self._options)
-            writer.open(path)
-            writer[META_KEY] = pack_meta(self._identity, applied)
-            put_rows(writer, rows)
-            writer.finish()
-            db.ingest_external_file([path], moving_ingestion())
+            sorted_file = SortedFile()
+            file = self._files.create(path)
+            try:
+                for part in (meta, sorted_rows(rows)):
+                    for blocks in sorted_file.add(part):
+                        self._files.append(file, [blocks])
+                self._files.append(file, sorted_file.finish())
+            finally:
+                self._files.close(file)
+            # RocksDB syncs the file that it takes over by a link.
+            db.ingest_external_file([str(path)], moving_ingestion())
+        except Exception as error:
+            raise self._failed(error) from error
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Many large applies follow one another: RocksDB does not begin to compact before the last one.
+
+        Raises `StoreUnusable`.
+        """
+        self._set_compacting(False)
+        yield
+        self._set_compacting(True)
+
+    def _set_compacting(self, by_itself: bool) -> None:
+        db = self._opened()
+        try:
+            db.set_options({"disable_auto_compactions": "false" if by_itself else "true"})
         except Exception as error:
             raise self._failed(error) from error
 
@@ -229,9 +252,9 @@ class LastValues(StoreBase):
             raise self._failed(error) from error
         return found
 
-    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
         db = self._opened()
-        stored = [DATA + key for key in check_keys(keys)]
+        stored = [DATA + key for key in keys]
         try:
             records = get_many(db, stored)
         except Exception as error:
@@ -241,10 +264,13 @@ class LastValues(StoreBase):
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         check_bounds(from_, to)
         cursor = self._cursor()
-        return Entries(_rows(cursor, from_, to), cursor.close)
+        return Entries(rows_between(cursor, from_, to), cursor.close)
 
     def snapshot(self) -> LastValuesSnapshot:
-        return LastValuesSnapshot(self._cursor())
+        with self._viewing:
+            cursor = RecordCursor(self._opened(), self._directory)
+            self._cursors.add(cursor)
+        return LastValuesSnapshot(cursor)
 
     def _cursor(self) -> Cursor:
         with self._viewing:
@@ -298,60 +324,27 @@ class LastValues(StoreBase):
         )
 
 
-class LastValuesSnapshot(StoreBase):
-    """A store as it was at one moment. Keeps that moment's files and memory alive until it is closed."""
-
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
-
-    def meta(self) -> bytes | None:
-        return self._cursor.value(META_KEY)
-
-    @property
-    def applied(self) -> int:
-        """`LastValues.applied` at that moment."""
-        record = self.meta()
-        return 0 if record is None else unpack_meta(record)[2]
-
-    def get(self, key: bytes) -> bytes | None:
-        check_key(key)
-        record = self._cursor.value(DATA + key)
-        return None if record is None else record[HEADER.size :]
-
-    def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
-        self._check_open()
-        check_bounds(from_, to)
-        return Entries(_rows(self._cursor, from_, to))
-
-    def snapshot(self) -> ReadOnlyStore:
-        """Itself again; it lives no longer than this one."""
-        self._check_open()
-        return Frozen(self, owns=False)
-
-    def close(self) -> None:
-        self._cursor.close()
-        super().close()
+def in_key_order(last: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows sorted by key; themselves where they are."""
+    keys = last.column("key")
+    if keys.null_count:
+        raise ValueError("a row has no key")
+    if _ascend(keys):
+        return last
+    rows = last.take(pa.array(key_order(keys)))
+    if not _ascend(rows.column("key")):
+        raise ValueError("two rows have the same key: fold the range first")
+    return rows
 
 
-def _rows(cursor: Cursor, from_: bytes | None, to: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    start: bytes | None = DATA if from_ is None else DATA + from_
-    end = DATA_END if to is None else DATA + to
-    rows_max = _SCAN_ROWS_FIRST
-    while start is not None:
-        rows, start = cursor.run(start, end, rows_max)
-        yield from rows
-        rows_max = min(2 * rows_max, _SCAN_ROWS_MAX)
+def _ascend(keys: pa.Array) -> bool:
+    ascending: bool = pc.all(pc.less(keys[:-1], keys[1:]), min_count=0).as_py()
+    return ascending
 
 
-def _in_key_order(last: pa.RecordBatch, applied: int) -> pa.RecordBatch:
-    """The rows sorted by key. `ValueError`: they cannot be the fold of a range that ends at `applied`."""
+def _checked(last: pa.RecordBatch, applied: int) -> pa.RecordBatch:
+    """In key order. `ValueError`: they cannot be the fold of a range that ends at `applied`."""
     end = pc.max(last.column("offset")).as_py()
     if end is not None and end >= applied:
         raise ValueError(f"offset {end} is not below {applied}, the end of its range")
-    if last.column("key").null_count:
-        raise ValueError("a row has no key")
-    rows = last.take(pc.sort_indices(last.column("key")))
-    keys = rows.column("key")
-    if rows.num_rows > 1 and pc.any(pc.equal(keys[1:], keys[:-1])).as_py():
-        raise ValueError("two rows have the same key: fold the range first")
-    return rows
+    return in_key_order(last)

@@ -7,6 +7,9 @@
 
 A serde is any object with `serialize`, `deserialize` and `keeps_prefix`. `serialize` must give the same bytes
 for the same value at any time: a key that is written two ways is two keys.
+
+One that can do it for whole Arrow arrays has `to_binary` and `from_binary` too, which give the same bytes and
+values; nulls stay nulls. Of those above all but `JsonSerde` have them.
 """
 
 from __future__ import annotations
@@ -14,9 +17,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
-from keyfold.statestore.contract import Entries, KeyValueStore, ReadOnlyStore, pairs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.statestore.contract import (
+    Entries,
+    KeyValueStore,
+    ReadOnlyStore,
+    check_arrow,
+    check_arrow_rows,
+    is_arrow,
+    pairs,
+)
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -25,6 +40,7 @@ W = TypeVar("W", bound="TypedView[Any, Any]")
 
 _INT64_MIN = -(1 << 63)
 _INT64_MAX = (1 << 63) - 1
+_SIGN = np.uint64(1 << 63)
 
 
 class Serde(Protocol[T]):
@@ -43,8 +59,16 @@ class Serde(Protocol[T]):
     def deserialize(self, data: bytes) -> T: ...
 
 
+class ArrowSerde(Protocol):
+    """What a serde has besides, if it can convert Arrow arrays. Raises as a `Serde` does."""
+
+    def to_binary(self, values: pa.Array) -> pa.Array: ...
+
+    def from_binary(self, data: pa.Array) -> pa.Array: ...
+
+
 class BytesSerde:
-    """Bytes as they are."""
+    """Bytes as they are; in Arrow `binary`."""
 
     keeps_prefix = True
 
@@ -54,9 +78,17 @@ class BytesSerde:
     def deserialize(self, data: bytes) -> bytes:
         return data
 
+    def to_binary(self, values: pa.Array) -> pa.Array:
+        return check_arrow(values, "value")
+
+    def from_binary(self, data: pa.Array) -> pa.Array:
+        return data
+
 
 class StringSerde:
-    """UTF-8. The order of the bytes is that of the code points. Half surrogate pairs are refused."""
+    """UTF-8; in Arrow `string`. The order of the bytes is that of the code points. Half surrogate pairs are
+    refused.
+    """
 
     keeps_prefix = True
 
@@ -74,9 +106,20 @@ class StringSerde:
                 f"not UTF-8 at byte {error.start}: read it with the serde it was written with"
             ) from None
 
+    def to_binary(self, values: pa.Array) -> pa.Array:
+        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            raise TypeError(f"expected an Arrow array of string, not {values.type}: cast it")
+        return values.cast(pa.binary())
+
+    def from_binary(self, data: pa.Array) -> pa.Array:
+        try:
+            return data.cast(pa.string())
+        except pa.ArrowInvalid:
+            raise ValueError("a value is not UTF-8: read it with the serde it was written with") from None
+
 
 class Int64Serde:
-    """An integer of 64 bits whose bytes sort as the numbers do.
+    """An integer of 64 bits whose bytes sort as the numbers do; in Arrow `int64`.
 
     0                                                       8
     +-------------------------------------------------------+
@@ -97,6 +140,29 @@ class Int64Serde:
         if len(data) != 8:
             raise ValueError(f"expected 8 bytes, not {len(data)}: read it with the serde it was written with")
         return int.from_bytes(data, "big") + _INT64_MIN
+
+    def to_binary(self, values: pa.Array) -> pa.Array:
+        if not pa.types.is_integer(values.type):
+            raise TypeError(f"expected an Arrow array of int64, not {values.type}: cast it")
+        try:
+            numbers = values.cast(pa.int64())
+        except pa.ArrowInvalid:
+            raise ValueError("an integer does not fit into 64 bits: use StringSerde") from None
+        flipped = (numbers.fill_null(0).to_numpy().view(np.uint64) ^ _SIGN).astype(">u8")
+        packed = pa.Array.from_buffers(pa.binary(8), len(flipped), [None, pa.py_buffer(flipped)])
+        return pc.if_else(numbers.is_valid(), packed.cast(pa.binary()), None)
+
+    def from_binary(self, data: pa.Array) -> pa.Array:
+        absent = data.is_null().to_numpy(zero_copy_only=False)
+        whole = pc.drop_null(data)
+        lengths = pc.min_max(pc.binary_length(whole)).as_py() if len(whole) else {"min": 8, "max": 8}
+        if lengths != {"min": 8, "max": 8}:
+            raise ValueError("a value has not 8 bytes: read it with the serde it was written with")
+        numbers = np.zeros(len(data), np.int64)
+        if len(whole):
+            flipped = np.frombuffer(whole.cast(pa.binary(8)).buffers()[1], ">u8", len(whole))
+            numbers[~absent] = (flipped.astype(np.uint64) ^ _SIGN).view(np.int64)
+        return pa.array(numbers, pa.int64(), mask=absent)
 
 
 class JsonSerde:
@@ -119,6 +185,14 @@ class JsonSerde:
             return json.loads(data)
         except ValueError:
             raise ValueError("not JSON: read it with the serde it was written with") from None
+
+
+def _in_arrow(serde: Any) -> ArrowSerde:
+    if not (hasattr(serde, "to_binary") and hasattr(serde, "from_binary")):
+        name = type(serde).__name__
+        raise TypeError(f"{name} cannot convert Arrow arrays: give a list, or take a serde that can")
+    found: ArrowSerde = serde
+    return found
 
 
 def _typed(value: T, kind: type[T]) -> T:
@@ -145,7 +219,17 @@ class TypedView(Generic[K, V]):
     def get(self, key: K) -> V | None:
         return self._value(self._reads.get(self._keys.serialize(key)))
 
-    def get_all(self, keys: Sequence[K]) -> list[V | None]:
+    @overload
+    def get_all(self, keys: Sequence[K]) -> list[V | None]: ...
+
+    @overload
+    def get_all(self, keys: pa.Array) -> pa.Array: ...
+
+    def get_all(self, keys: Any) -> Any:
+        """Of Arrow arrays, those whose types the serdes name: `TypeError` where one of them cannot."""
+        if is_arrow(keys):
+            keys_of, values_of = _in_arrow(self._keys), _in_arrow(self._values)
+            return values_of.from_binary(self._reads.get_all(check_arrow(keys_of.to_binary(keys))))
         values = self._reads.get_all([self._keys.serialize(key) for key in keys])
         return [self._value(value) for value in values]
 
@@ -202,14 +286,31 @@ class TypedStore(TypedView[K, V]):
     def put(self, key: K, value: V) -> None:
         self._writes.put(self._keys.serialize(key), self._serialized(value))
 
-    def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
+    @overload
+    def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None: ...
+
+    @overload
+    def put_all(self, entries: pa.Array, values: pa.Array) -> None: ...
+
+    def put_all(self, entries: Any, values: Any = None) -> None:
+        if is_arrow(entries):
+            if not is_arrow(values):
+                found = type(values).__name__
+                raise TypeError(f"values for an Arrow array of keys must be another one, not {found}")
+            keys_of, values_of = _in_arrow(self._keys), _in_arrow(self._values)
+            rows = check_arrow_rows(keys_of.to_binary(entries), values_of.to_binary(values))
+            self._writes.put_all(*rows)
+            return
         serialize = self._keys.serialize
         self._writes.put_all([(serialize(key), self._serialized(value)) for key, value in pairs(entries)])
 
     def delete(self, key: K) -> None:
         self._writes.delete(self._keys.serialize(key))
 
-    def delete_all(self, keys: Iterable[K]) -> None:
+    def delete_all(self, keys: Iterable[K] | pa.Array) -> None:
+        if is_arrow(keys):
+            self._writes.delete_all(check_arrow(_in_arrow(self._keys).to_binary(keys)))
+            return
         self._writes.delete_all([self._keys.serialize(key) for key in keys])
 
     def flush(self) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore.sst import Bytes, Rows
+
 FORMAT_VERSION = 1
 
 # Data keys have one byte in front, so that no user's key, the empty one included, meets the meta record's.
@@ -26,9 +28,6 @@ HEADER = struct.Struct("<qq")
 
 _META = struct.Struct("<4sHHIqq")
 _MAGIC = b"KFLV"
-
-#: So many rows at most are Python objects at one time.
-_ENCODE_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,33 @@ def unpack_meta(record: bytes) -> tuple[int, Identity | None, int]:
     return version, Identity(record[_META.size :].decode(), partition, generation), applied
 
 
-def put_rows(target: Any, rows: pa.RecordBatch) -> None:
-    """Put or delete every row in a write batch or a file: one call a row, rocksdict has nothing for many."""
-    nothing = pa.scalar(b"")
-    for start in range(0, rows.num_rows, _ENCODE_ROWS):
-        part = rows.slice(start, _ENCODE_ROWS)
-        header = np.empty((part.num_rows, 2), "<i8")
-        for place, name in enumerate(("offset", "timestamp")):
-            header[:, place] = part.column(name).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        packed = pa.Array.from_buffers(pa.binary(HEADER.size), len(part), [None, pa.py_buffer(header)])
-        keys = pc.binary_join_element_wise(pa.scalar(DATA), part.column("key"), nothing)
-        values = pc.binary_join_element_wise(packed.cast(pa.binary()), part.column("value"), nothing)
-        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
-            if value is None:
-                del target[key]
-            else:
-                target[key] = value
+def put_rows(batch: Any, rows: pa.RecordBatch) -> None:
+    """Put or delete every row in a write batch: one call a row, rocksdict has nothing for many."""
+    heads = _heads(rows)
+    packed = pa.Array.from_buffers(pa.binary(HEADER.size), len(heads), [None, pa.py_buffer(heads)])
+    keys = pc.binary_join_element_wise(pa.scalar(DATA), rows.column("key"), b"")
+    values = pc.binary_join_element_wise(packed.cast(pa.binary()), rows.column("value"), b"")
+    for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+        if value is None:
+            del batch[key]
+        else:
+            batch[key] = value
+
+
+def sorted_rows(rows: pa.RecordBatch) -> Rows:
+    """The same for a sorted file; the rows are in the order of their keys."""
+    return Rows(DATA, rows.column("key"), _heads(rows), rows.column("value"))
+
+
+def meta_row(identity: Identity, applied: int) -> Rows:
+    """The meta record for a sorted file, in which it comes first."""
+    value = pa.array([pack_meta(identity, applied)], pa.binary())
+    return Rows(b"", pa.array([META_KEY], pa.binary()), np.empty((1, 0), np.uint8), value)
+
+
+def _heads(rows: pa.RecordBatch) -> Bytes:
+    """What `HEADER` packs of each row, as (rows, 16) bytes."""
+    heads = np.empty((rows.num_rows, 2), "<i8")
+    for place, name in enumerate(("offset", "timestamp")):
+        heads[:, place] = rows.column(name).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return heads.view(np.uint8)

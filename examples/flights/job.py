@@ -12,8 +12,10 @@ import argparse
 import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import ClassVar
 
 import data
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from keyfold.checkpoints import resume
 from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.statestore.contract import KeyValueStore
+from keyfold.sink.task import JsonSerde, NamedStores, Store, StringSerde, Task
 from keyfold.streaming import register, seed
 
 PARTITIONS = 4
@@ -31,6 +33,7 @@ BY_HAND = {"cleaner.threads": 0, "anchors.auto": 1}
 FILES = 24
 ROWS_PER_TRIGGER = 16_000
 FORGET_AFTER = timedelta(days=30)
+FIRST_OF_ALL = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def ingest(spark: SparkSession, root: Path) -> StreamingQuery:
@@ -122,69 +125,67 @@ def _totals(events: DataFrame) -> DataFrame:
 
 
 def locate(spark: SparkSession, root: Path) -> StreamingQuery:
-    """The last known airport of every aircraft, in keyfold's own store; those not seen for 30 days are
-    deleted.
-    """
+    """The last known airport of every aircraft, in keyfold's own store."""
     events = (
         spark.readStream.format("keyfold")
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
         .load(str(root / "events"))
     )
-    sink = TaskSink(root / "positions", keep_positions, partitions=PARTITIONS, config=BY_HAND)
+    airport = F.when(F.col("landed"), F.col("dest")).otherwise(F.col("origin")).alias("airport")
+    seen = events.where("departed").select("tailnum", "seq", "scheduled", airport)
+    sink = TaskSink(root / "positions", Positions(), partitions=PARTITIONS, config=BY_HAND)
     return (
-        events.writeStream.queryName("positions")
+        seen.writeStream.queryName("positions")
         .foreachBatch(sink)
         .option("checkpointLocation", str(root / "spark" / "positions"))
         .start()
     )
 
 
-def keep_positions(flights: DataFrame, store: KeyValueStore) -> None:
-    """One micro-batch: put where each aircraft was seen last, delete the long unseen. All of it is one
-    commit.
+class Positions(Task):
+    """Puts where each aircraft was seen last, and deletes those not seen for 30 days of the flights' own
+    time. All of a micro-batch is one commit.
     """
-    airport = F.when(F.col("landed"), F.col("dest")).otherwise(F.col("origin")).alias("airport")
-    seen = flights.where("departed").select("tailnum", "seq", "scheduled", airport).toArrow()
-    if seen.num_rows == 0:
-        return
-    newest = seen.group_by("tailnum").aggregate([("seq", "max")]).rename_columns(["tailnum", "seq"])
-    last = newest.join(seen.drop_columns(["tailnum"]), "seq")
-    for row in last.to_pylist():
-        position = {"airport": row["airport"], "seen": row["scheduled"].isoformat()}
-        store.put(b"aircraft/" + row["tailnum"].encode(), json.dumps(position).encode())
-    now = max(_now(store), pc.max(seen["scheduled"]).as_py())
-    store.put(b"now", now.isoformat().encode())
-    with store.prefix(b"aircraft/") as aircraft:
-        unseen = [key for key, value in aircraft if _seen(value) < now - FORGET_AFTER]
-    for key in unseen:
-        store.delete(key)
+
+    stores: ClassVar = {
+        "aircraft": Store(key=StringSerde(), value=JsonSerde()),
+        "clock": Store(key=StringSerde(), value=StringSerde()),
+    }
+
+    def process(self, records: pa.RecordBatch, store: NamedStores) -> None:
+        seen = pa.Table.from_batches([records])
+        newest = seen.group_by("tailnum").aggregate([("seq", "max")]).rename_columns(["tailnum", "seq"])
+        last = newest.join(seen.drop_columns(["tailnum"]), "seq").to_pylist()
+        where = {r["tailnum"]: {"airport": r["airport"], "seen": r["scheduled"].isoformat()} for r in last}
+        store["aircraft"].put_all(where)
+        now = max(_now(store), pc.max(seen["scheduled"]).as_py())
+        store["clock"].put("now", now.isoformat())
+
+    def window(self, store: NamedStores) -> None:
+        aircraft, earliest = store["aircraft"], _now(store) - FORGET_AFTER
+        with aircraft.all() as entries:
+            unseen = [tailnum for tailnum, value in entries if _seen(value) < earliest]
+        aircraft.delete_all(unseen)
 
 
-def _now(store: KeyValueStore) -> datetime:
+def _now(store: NamedStores) -> datetime:
     """The latest time of any flight so far."""
-    stored = store.get(b"now")
-    return (
-        datetime.min.replace(tzinfo=timezone.utc)
-        if stored is None
-        else datetime.fromisoformat(stored.decode())
-    )
+    stored = store["clock"].get("now")
+    return FIRST_OF_ALL if stored is None else datetime.fromisoformat(stored)
 
 
-def _seen(value: bytes) -> datetime:
-    return datetime.fromisoformat(json.loads(value)["seen"])
+def _seen(position: dict[str, str]) -> datetime:
+    return datetime.fromisoformat(position["seen"])
 
 
 def positions(state: dict[bytes, bytes]) -> dict[str, tuple[str, datetime]]:
-    """tailnum → airport and time, of the restored store."""
+    """tailnum → airport and time, of the restored changelog, where a store's keys begin with its name."""
     found = {}
     for key, value in state.items():
-        if key.startswith(b"aircraft/"):
+        if key.startswith(b"aircraft\0"):
             position = json.loads(value)
-            found[key.removeprefix(b"aircraft/").decode()] = (
-                position["airport"],
-                datetime.fromisoformat(position["seen"]),
-            )
+            found[key.removeprefix(b"aircraft\0").decode()] = position["airport"], _seen(position)
     return found
 
 

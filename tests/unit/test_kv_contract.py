@@ -1,4 +1,4 @@
-"""What every key-value store does, whichever it is; and what overlay, partitions and memory do besides."""
+"""What every key-value store does, whichever it is."""
 
 from __future__ import annotations
 
@@ -205,6 +205,20 @@ def test_get_all_answers_in_the_order_asked_with_none_for_what_is_missing(store:
 
 def test_get_all_of_nothing_is_nothing(store: ReadOnlyStore) -> None:
     assert store.get_all([]) == []
+    assert store.get_all(pa.array([], pa.binary())).equals(pa.array([], pa.binary()))
+
+
+@pytest.mark.parametrize("count", [1, 7, 3000])
+def test_get_all_of_an_arrow_array_gives_one_in_the_order_asked(store: ReadOnlyStore, count: int) -> None:
+    asked = ([b"b", b"missing", b"", b"b", b"a\x00gone", b"ab", b"\xff\xff"] * 500)[:count]
+    expected = pa.array([SAMPLE.get(key) for key in asked], pa.binary())
+    for keys in (
+        pa.array(asked, pa.binary()),
+        pa.array([b"x", *asked], pa.large_binary()).slice(1),
+        pa.chunked_array([asked[:2], [], asked[2:]], pa.binary()),
+    ):
+        assert store.get_all(keys).equals(expected)
+    assert store.get_all(asked) == expected.to_pylist()
 
 
 def test_all_comes_in_the_order_of_unsigned_bytes(store: ReadOnlyStore) -> None:
@@ -249,7 +263,10 @@ def test_a_prefix_gives_the_keys_that_begin_with_it(
 
 def test_a_long_scan_comes_whole_and_in_order(build: Build, stack: ExitStack, directory: Path) -> None:
     table = {b"%d" % (n * 7919 % 5_000): b"v%d" % n for n in range(5_000)}
-    assert list(build(table, stack, directory).all()) == sorted(table.items())
+    store = build(table, stack, directory)
+    assert list(store.all()) == sorted(table.items())
+    asked = [*reversed(table), b"none"]
+    assert store.get_all(pa.array(asked)).to_pylist() == [table.get(key) for key in asked]
 
 
 def test_an_empty_store_gives_nothing(build: Build, stack: ExitStack, directory: Path) -> None:
@@ -283,6 +300,8 @@ def test_reads_agree_with_a_dict(
             assert list(store.prefix(prefix)) == [e for e in in_order if e[0].startswith(prefix)]
         asked = [*table, *prefixes]
         assert store.get_all(asked) == [table.get(key) for key in asked]
+        found = store.get_all(pa.array(asked, pa.binary()))
+        assert found.to_pylist() == [table.get(key) for key in asked]
 
 
 @given(KEY, KEY)
@@ -344,6 +363,7 @@ READS: list[Callable[[Any], object]] = [
     lambda store: store.get(b"a"),
     lambda store: store.get_all([b"a"]),
     lambda store: store.get_all([]),
+    lambda store: store.get_all(pa.array([b"a"])),
     lambda store: list(store.range(b"a", b"b")),
     lambda store: list(store.prefix(b"a")),
     lambda store: list(store.all()),
@@ -353,6 +373,7 @@ WRITES: list[Callable[[Any], object]] = [
     lambda store: store.put(b"a", b"1"),
     lambda store: store.put_all([(b"a", b"1")]),
     lambda store: store.put_all([]),
+    lambda store: store.put_all(pa.array([b"a"]), pa.array([b"1"])),
     lambda store: store.delete(b"a"),
     lambda store: store.delete_all([b"a"]),
     lambda store: store.delete_all([]),
@@ -460,6 +481,42 @@ def test_put_all_takes_a_mapping_or_pairs_and_the_last_pair_counts(writable: Key
     assert writable.get_all([b"m", b"n"]) == [b"1", b"2"]
 
 
+def test_put_all_takes_arrow_arrays_in_which_the_last_of_a_key_counts_and_null_deletes(
+    writable: KeyValueStore,
+) -> None:
+    writable.put_all({b"m": b"1", b"n": b"2"})
+    keys = pa.chunked_array([[b"n", b"o", b"a"], [b"o", b"p", b"p", b"none"]])
+    writable.put_all(keys, pa.array([b"3", b"4", None, b"5", b"6", None, None], pa.large_binary()))
+    assert writable.get_all([b"m", b"n", b"o", b"p", b"a"]) == [b"1", b"3", b"5", None, None]
+    assert [key for key, _ in writable.range(b"a", b"q")] == [b"a\x00", b"ab", b"b", b"m", b"n", b"o"]
+    writable.delete_all(pa.array([b"m", b"o", b"none"]))
+    assert [key for key, _ in writable.range(b"m", b"q")] == [b"n"]
+    assert writable.get_all(pa.array([b"n", b"m", b"b"])).to_pylist() == [b"3", None, b"4"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (pa.array(["a"]), pa.array([b"1"])),
+        (pa.array([b"a"]), pa.array(["1"])),
+        (pa.array([b"a", None]), pa.array([b"1", b"2"])),
+        (pa.array([b"a"]), [b"1"]),
+        (pa.array([b"a"]), None),
+    ],
+)
+def test_arrow_arrays_of_other_types_are_type_errors_and_change_nothing(
+    writable: KeyValueStore, keys: Any, values: Any
+) -> None:
+    with pytest.raises(TypeError, match=r"Arrow|another one"):
+        writable.put_all(keys, values)
+    with pytest.raises(ValueError, match="2 keys need as many values, not 1"):
+        writable.put_all(pa.array([b"a", b"b"]), pa.array([b"x"]))
+    assert writable.get_all([b"a", b"b"]) == [b"1", b"4"]
+    for bad in (pa.array(["a"]), pa.array([b"a", None])):
+        with pytest.raises(TypeError, match="Arrow"):
+            writable.get_all(bad)
+
+
 def test_put_all_with_one_bad_entry_puts_none(writable: Any) -> None:
     with pytest.raises(TypeError):
         writable.put_all([(b"m", b"1"), (b"n", "text")])
@@ -505,61 +562,3 @@ def test_writes_between_scans_keep_the_order(writable: KeyValueStore) -> None:
         del table[gone]
         writable.delete(gone)
         assert list(writable.all()) == sorted(table.items())
-
-
-# -- overlay, partitions ------------------------------------------------------------------------------------
-
-
-def test_changes_are_one_row_a_key_in_the_order_of_first_changes_with_null_for_a_delete() -> None:
-    overlay = Overlay(MemoryStore(SAMPLE))
-    overlay.put(b"z", b"1")
-    overlay.delete(b"a")
-    overlay.put(b"b", b"x")
-    overlay.put(b"z", b"2")
-    overlay.delete(b"b")
-    overlay.delete(b"never there")
-    changes = overlay.changes()
-    assert changes.schema == pa.schema(
-        [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())]
-    )
-    assert changes.to_pydict() == {
-        "key": [b"z", b"a", b"b", b"never there"],
-        "value": [b"2", None, None, None],
-    }
-
-
-def test_an_overlay_without_changes_has_an_empty_table() -> None:
-    assert Overlay(MemoryStore()).changes().num_rows == 0
-
-
-def test_an_overlay_never_writes_its_base() -> None:
-    base = MemoryStore(SAMPLE)
-    overlay = Overlay(base)
-    overlay.put_all({b"a": b"new", b"zz": b"new"})
-    overlay.delete_all(list(SAMPLE))
-    assert list(base.all()) == sorted(SAMPLE.items())
-
-
-def test_a_key_is_looked_for_in_its_own_partition_only() -> None:
-    stores = [MemoryStore({b"a": b"zero", b"b": b"zero"}), MemoryStore({b"a": b"one", b"b": b"one"})]
-    both = PartitionedStore(stores, lambda key: int(key == b"a"))
-    assert both.get(b"a") == b"one"
-    assert both.get_all([b"a", b"b", b"a"]) == [b"one", b"zero", b"one"]
-
-
-def test_a_scan_over_partitions_closes_all_that_it_opened_when_one_fails() -> None:
-    open_scans = []
-
-    class Counting(MemoryStore):
-        def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
-            open_scans.append(self)
-            return Entries(iter(()), lambda: open_scans.remove(self))
-
-    shut = MemoryStore()
-    shut.close()
-    with pytest.raises(StoreClosed):
-        PartitionedStore([Counting(), Counting(), shut], partition_of).all()
-    assert open_scans == []
-    with PartitionedStore([Counting(), Counting()], partition_of).all():
-        assert len(open_scans) == 2
-    assert open_scans == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,42 @@ def test_every_value_comes_back(data: bytes, text: str, number: int, tree: Any) 
     for serde, value in pairs:
         assert isinstance(serde.serialize(value), bytes)
         assert serde.deserialize(serde.serialize(value)) == value
+
+
+@given(st.lists(st.none() | INT64), st.lists(st.none() | TEXT), st.lists(st.none() | st.binary()))
+def test_arrays_become_the_same_bytes_as_single_values_and_come_back(
+    numbers: list[int | None], texts: list[str | None], data: list[bytes | None]
+) -> None:
+    columns: list[tuple[Any, list[Any], pa.DataType]] = [
+        (Int64Serde(), numbers, pa.int64()),
+        (StringSerde(), texts, pa.string()),
+        (BytesSerde(), data, pa.binary()),
+    ]
+    for serde, values, kind in columns:
+        for column in (
+            pa.array(values, kind),
+            pa.concat_arrays([pa.nulls(1, kind), pa.array(values, kind)]).slice(1),
+        ):
+            stored = serde.to_binary(column)
+            assert stored.type == pa.binary()
+            assert stored.to_pylist() == [None if v is None else serde.serialize(v) for v in values]
+            assert serde.from_binary(stored).equals(pa.array(values, kind))
+
+
+def test_arrays_that_cannot_be_converted_are_refused() -> None:
+    for serde, wrong in (
+        (Int64Serde(), pa.array([1.5])),
+        (StringSerde(), pa.array([b"a"])),
+        (BytesSerde(), pa.array(["a"])),
+    ):
+        with pytest.raises(TypeError):
+            serde.to_binary(wrong)
+    with pytest.raises(ValueError, match="64 bits"):
+        Int64Serde().to_binary(pa.array([2**63], pa.uint64()))
+    with pytest.raises(ValueError, match="8 bytes"):
+        Int64Serde().from_binary(pa.array([b"12345678", b"1234567"]))
+    with pytest.raises(ValueError, match="UTF-8"):
+        StringSerde().from_binary(pa.array([b"ok", b"\xff"]))
 
 
 @given(INT64, INT64)

@@ -1,0 +1,232 @@
+r"""Several stores of one task in one changelog, each with serdes and, if wanted, a time to live.
+
+A key of the store `clock` is `b"clock\0" + key` in the changelog: names have no NUL, so that no key of one
+store is one of another. An entry that was not written for its store's ttl is hidden from every read, by the
+timestamp of its last record. `keyfold.sink.expiry` makes tombstones of such entries by and by; until then who
+reads the changelog itself (`restore`, `Changelog.get`) still finds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.statestore.contract import (
+    Entries,
+    ReadOnlyStore,
+    RecordStore,
+    StoreBase,
+    check_bounds,
+    check_key,
+    prefix_end,
+)
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.kv import CHANGES_SCHEMA, Overlay, TypedStore
+from keyfold.statestore.serdes import BytesSerde, Serde
+
+_NAME: Final = re.compile(r"[a-z0-9_.-]{1,64}")
+_SERDE: Final = ("serialize", "deserialize", "keeps_prefix")
+_NOTHING: Final = pa.scalar(b"")
+_BYTES: Final = BytesSerde()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A named store of a task.
+
+    Attributes:
+        key, value: how keys and values become bytes; bytes as they are by default.
+        ttl: an entry that was not written for so long is gone; None: entries stay until they are deleted.
+
+    Raises `ConfigError`.
+    """
+
+    key: Serde[Any] = _BYTES
+    value: Serde[Any] = _BYTES
+    ttl: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        for which in ("key", "value"):
+            serde = getattr(self, which)
+            if isinstance(serde, type) or not all(hasattr(serde, name) for name in _SERDE):
+                found = serde.__name__ if isinstance(serde, type) else type(serde).__name__
+                raise ConfigError(
+                    f"The {which} of a store needs a serde.",
+                    expected=f"an object with {', '.join(_SERDE)}, such as StringSerde()",
+                    found=f"the class {found}" if isinstance(serde, type) else found,
+                    remedy=f"write {found}()" if isinstance(serde, type) else "see keyfold.statestore.serdes",
+                )
+        if self.ttl is not None and not (
+            isinstance(self.ttl, timedelta) and self.ttl >= timedelta(milliseconds=1)
+        ):
+            raise ConfigError(
+                "That is no time to live.", expected="a timedelta of a millisecond or more, or None",
+                found=repr(self.ttl), remedy="write for example ttl=timedelta(days=30)",
+            )  # fmt: skip
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
+
+
+def checked_stores(stores: object) -> dict[str, Store]:
+    """The `stores` of a task. Raises `ConfigError`."""
+    if not isinstance(stores, Mapping) or not stores:
+        raise ConfigError(
+            "The stores of a task have names.", expected='a dict such as {"counts": Store()}',
+            found="an empty dict" if stores == {} else type(stores).__name__,
+            remedy="leave `stores` out for one store of bytes",
+        )  # fmt: skip
+    for name, store in stores.items():
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ConfigError(
+                "A store cannot have that name.", expected="1 to 64 of the characters a-z 0-9 _ . -",
+                found=repr(name), remedy="rename it",
+            )  # fmt: skip
+        if not isinstance(store, Store):
+            raise ConfigError(
+                f"The store {name!r} is none.", expected="Store(key=…, value=…, ttl=…)",
+                found=type(store).__name__, remedy="make it with keyfold.sink.task.Store",
+            )  # fmt: skip
+    return dict(stores)
+
+
+def prefix_of(name: str) -> bytes:
+    """What the keys of a store begin with."""
+    return name.encode() + b"\0"
+
+
+def prefixed(prefix: bytes, keys: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(pa.scalar(prefix), keys, _NOTHING)
+
+
+def has_other_keys(base: ReadOnlyStore, stores: Mapping[str, Store]) -> bool:
+    """Whether a key of `base` belongs to none of these stores."""
+    start: bytes | None = None
+    for prefix in [*sorted(map(prefix_of, stores)), None]:
+        with base.range(start, prefix) as between:
+            if next(between, None) is not None:
+                return True
+        start = prefix_end(prefix) if prefix is not None else None
+    return False
+
+
+class LivingView(StoreBase):
+    """The entries of one store, read-only: those whose keys begin with `prefix`, which is left out, and whose
+    last record is younger than `cutoff_ms`.
+
+    Args:
+        base: a snapshot with the entries of all stores, which is not closed.
+        cutoff_ms: entries with this timestamp or a lower one are gone; None: they stay.
+    """
+
+    def __init__(self, base: RecordStore, prefix: bytes, cutoff_ms: int | None) -> None:
+        self._base = base
+        self._prefix = prefix
+        self._cutoff_ms = cutoff_ms
+
+    def get(self, key: bytes) -> bytes | None:
+        self._check_open()
+        check_key(key)
+        if self._cutoff_ms is None:
+            return self._base.get(self._prefix + key)
+        record = self._base.get_record(self._prefix + key)
+        return None if record is None or record[1] <= self._cutoff_ms else record[2]
+
+    def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._cutoff_ms is None:
+            return self._base.get_all([self._prefix + key for key in keys])
+        values: list[bytes | None] = self._get_array(pa.array(keys, pa.binary())).to_pylist()
+        return values
+
+    def _get_array(self, keys: pa.Array) -> pa.Array:
+        stored = prefixed(self._prefix, keys)
+        if self._cutoff_ms is None:
+            return self._base.get_all(stored)
+        found = self._base.get_records(stored)
+        living = pc.greater(found.column("timestamp"), self._cutoff_ms)
+        return pc.if_else(living, found.column("value"), None)
+
+    def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
+        self._check_open()
+        check_bounds(from_, to)
+        first = self._prefix + (from_ or b"")
+        end = prefix_end(self._prefix) if to is None else self._prefix + to
+        skip, cutoff_ms = len(self._prefix), self._cutoff_ms
+        if cutoff_ms is None:
+            rows = self._base.range(first, end)
+            return Entries(((key[skip:], value) for key, value in rows), rows.close)
+        records = self._base.records(first, end)
+        living = ((key[skip:], record[2]) for key, record in records if record[1] > cutoff_ms)
+        return Entries(living, records.close)
+
+    def snapshot(self) -> ReadOnlyStore:
+        """The same entries, as long as the base is open."""
+        self._check_open()
+        return LivingView(self._base, self._prefix, self._cutoff_ms)
+
+
+class NamedStores:
+    """The stores of a task by their names, as long as one micro-batch lasts: `stores["clock"].get(key)`.
+
+    Each is a `TypedStore`: get, get_all, put, put_all, delete, delete_all, range, prefix, all, snapshot.
+    Reads see what the batch has written. All that is written to any of them is one commit.
+    """
+
+    def __init__(
+        self, base: RecordStore, stores: Mapping[str, Store], now_ms: int, expired: pa.Array
+    ) -> None:
+        """`expired`: keys, with their prefixes, that become tombstones if the task does not write them."""
+        self._expired = expired
+        self._overlays = {}
+        self._typed: dict[str, TypedStore[Any, Any]] = {}
+        for name, store in stores.items():
+            cutoff_ms = None if store.ttl_ms is None else now_ms - store.ttl_ms
+            overlay = Overlay(LivingView(base, prefix_of(name), cutoff_ms))
+            self._overlays[name] = overlay
+            self._typed[name] = TypedStore(overlay, store.key, store.value)
+
+    def __getitem__(self, name: str) -> TypedStore[Any, Any]:
+        """Raises `ConfigError` where the task has no such store."""
+        with suppress(KeyError):
+            return self._typed[name]
+        near = get_close_matches(str(name), self._typed, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"The task has no store {name!r}.", expected=", ".join(map(repr, self._typed)), found=repr(name),
+            remedy=f"did you mean {near[0]!r}?" if near else "name it in the `stores` of the task's class",
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._typed)
+
+    def __len__(self) -> int:
+        return len(self._typed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._typed
+
+    def changes(self) -> pa.Table:
+        """As `Overlay.changes`, of all stores, behind the tombstones of expired entries."""
+        written = []
+        for name, overlay in self._overlays.items():
+            changes = overlay.changes()
+            columns = [prefixed(prefix_of(name), changes.column("key")), changes.column("value")]
+            written.append(pa.table(columns, schema=CHANGES_SCHEMA))
+        whole = pa.concat_tables(written)
+        gone = self._expired
+        if len(gone) and whole.num_rows:
+            gone = gone.filter(pc.invert(pc.is_in(gone, value_set=whole.column("key"))))
+        tombstones = pa.table([gone, pa.nulls(len(gone), pa.binary())], schema=CHANGES_SCHEMA)
+        return pa.concat_tables([tombstones, whole])
+
+    def close(self) -> None:
+        for overlay in self._overlays.values():
+            overlay.close()
