@@ -9,6 +9,8 @@
     positions   whether a reader may go on from where it is, and how far a trigger goes
     rows        records to Spark's columns
     seed        a restored state as the first micro-batch
+    additive    `aggregate`: sums, counts, minima, maxima and averages that can be begun with a seed
+    initial     `initial_state`: a restored state for `transformWithState`
     autoload    installed as `pyspark_keyfold`, which Spark finds by itself
 
 Here and in `keyfold.sink` pyspark may be imported. Nothing below imports from here; records are only read.
@@ -21,9 +23,11 @@ from typing import TYPE_CHECKING
 from keyfold.streaming.seed import seed
 
 if TYPE_CHECKING:
+    from keyfold.streaming.additive import aggregate
+    from keyfold.streaming.initial import initial_state
     from keyfold.streaming.source import KeyfoldSource, register
 
-__all__ = ["KeyfoldSource", "register", "seed"]
+__all__ = ["KeyfoldSource", "aggregate", "initial_state", "register", "seed"]
 
 
 def __getattr__(name: str) -> object:
@@ -32,4 +36,12 @@ def __getattr__(name: str) -> object:
         from keyfold.streaming import source
 
         return getattr(source, name)
+    if name == "aggregate":
+        from keyfold.streaming.additive import aggregate
+
+        return aggregate
+    if name == "initial_state":
+        from keyfold.streaming.initial import initial_state
+
+        return initial_state
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

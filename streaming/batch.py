@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from keyfold.checkpoints.handing import HandedView
 from keyfold.checkpoints.points import ends_at
 from keyfold.checkpoints.reading import partition_state
 from keyfold.checkpoints.state import State
@@ -60,8 +61,11 @@ class KeyfoldReader(DataSourceReader):
         options = self._options
         if options.end_offsets is None:
             ends = ends_at(state, options.path, options.at)
+        elif options.view is not None and not _still_exact(options.view, options.end_offsets, state):
+            chosen = _chosen(options, state)
+            return planner.handed_pieces(options.view, _counted(options.end_offsets, state, options), chosen)
         else:
-            ends = _exact(options.end_offsets, state, options.path)
+            ends = _exact(_counted(options.end_offsets, state, options), state, options.path)
         return planner.state_pieces(state, ends, _chosen(options, state))
 
     def _log_pieces(self, planner: Planner, state: State) -> list[Piece]:
@@ -94,17 +98,34 @@ def _chosen(options: Options, state: State) -> frozenset[int]:
     return frozenset(range(len(state.partitions)) if options.partitions is None else options.partitions)
 
 
+def _counted(ends: tuple[int, ...], state: State, options: Options) -> tuple[int, ...]:
+    """One end for each partition, checked."""
+    if len(ends) != len(state.partitions):
+        raise _not_of_this(ends, state, options.path)
+    return ends
+
+
+def _still_exact(view: HandedView, ends: tuple[int, ...], state: State) -> bool:
+    """Whether the newest state still has the fold up to `ends`, and it is that of the view: since then
+    the log may have been rolled back and written anew, or retention have moved its start.
+    """
+    return (
+        tuple(p.generation for p in state.partitions) == view.generations
+        and tuple(p.start for p in state.partitions) == view.starts
+        and len(ends) == len(state.partitions)
+        and _restorable(ends, state)
+    )
+
+
+def _restorable(ends: tuple[int, ...], state: State) -> bool:
+    return state.restorable(ends) or any(a.ends == ends for a in state.anchors.values())
+
+
 def _exact(ends: tuple[int, ...], state: State, root: Path) -> tuple[int, ...]:
     """Offsets that a commit had, checked: the fold up to them has to be exact."""
-    if len(ends) != len(state.partitions) or any(
-        e > p.end for e, p in zip(ends, state.partitions, strict=False)
-    ):
-        raise ConfigError(
-            "These end offsets are not of this changelog.", path=root,
-            expected="up to " + ",".join(str(e) for e in state.ends), found=",".join(str(e) for e in ends),
-            remedy="correct `endOffsets`",
-        )  # fmt: skip
-    if state.restorable(ends) or any(a.ends == ends for a in state.anchors.values()):
+    if any(e > p.end for e, p in zip(ends, state.partitions, strict=True)):
+        raise _not_of_this(ends, state, root)
+    if _restorable(ends, state):
         return ends
     raise CompactedAway(
         "The exact state at these offsets was folded away.", path=root,
@@ -112,4 +133,12 @@ def _exact(ends: tuple[int, ...], state: State, root: Path) -> tuple[int, ...]:
         expected="offsets behind " + ",".join(str(p.clean_end) for p in state.partitions),
         found=",".join(str(e) for e in ends),
         remedy="restore again; set an anchor before compaction to keep a point",
+    )  # fmt: skip
+
+
+def _not_of_this(ends: tuple[int, ...], state: State, root: Path) -> ConfigError:
+    return ConfigError(
+        "These end offsets are not of this changelog.", path=root,
+        expected="up to " + ",".join(str(e) for e in state.ends), found=",".join(str(e) for e in ends),
+        remedy="correct `endOffsets`",
     )  # fmt: skip

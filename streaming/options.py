@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 from urllib.parse import unquote, urlparse
 
+from keyfold.checkpoints.handing import HandedView
 from keyfold.statestore.errors import ConfigError
 
 Mode: TypeAlias = Literal["state", "log", "changes"]
@@ -30,6 +31,7 @@ _USES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "viewTimeoutMs": (_MODES, _BOTH),
     "at": (("state",), _BOTH),
     "endOffsets": (("state",), ("batch",)),
+    "view": (("state",), ("batch",)),
     "partitions": (_MODES, ("batch",)),
     "startingOffsets": (_RECORDS, _BOTH),
     "endingOffsets": (_RECORDS, ("batch",)),
@@ -41,7 +43,7 @@ _USES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 _FOLLOWING: Final = ("startingOffsets", "endingOffsets", "failOnDataLoss", "maxOffsetsPerTrigger")
 
 _VIEW_TIMEOUT_MS: Final = 600_000
-_POSITION_FIELDS: Final = frozenset({"keyfold", "offsets", "snapshot", "generations"})
+_POSITION_FIELDS: Final = frozenset({"keyfold", "offsets", "snapshot", "generations", "begun"})
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class Offsets:
         offsets: partition → the next offset to read.
         snapshot: partition → the manifest line that it was written at, where `positions` wants to know.
         generations: partition → how often it had been rolled back, where it had been.
+        begun: partition → where the query began; only until its first batch is read, else empty.
     """
 
     uuid: str
     offsets: Mapping[int, int]
     snapshot: Mapping[int, int]
     generations: Mapping[int, int] = field(default_factory=dict)
+    begun: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         written: dict[str, Any] = {
@@ -69,6 +73,8 @@ class Offsets:
             written["snapshot"] = {str(p): n for p, n in sorted(self.snapshot.items())}
         if self.generations:
             written["generations"] = {str(p): g for p, g in sorted(self.generations.items())}
+        if self.begun:
+            written["begun"] = {str(p): o for p, o in sorted(self.begun.items())}
         return written
 
     @classmethod
@@ -80,14 +86,15 @@ class Offsets:
         snapshot, generations = written.get("snapshot", {}), written.get("generations", {})
         if not isinstance(uuid, str) or not isinstance(offsets, dict) or not isinstance(snapshot, dict):
             raise ValueError("no uuid under keyfold, or no object under offsets")
-        if not isinstance(generations, dict):
-            raise ValueError("no object under generations")
-        for numbers in (offsets, snapshot, generations):
+        begun = written.get("begun", {})
+        if not isinstance(generations, dict) or not isinstance(begun, dict):
+            raise ValueError("no object under generations or begun")
+        for numbers in (offsets, snapshot, generations, begun):
             if not all(k.isdigit() and type(o) is int and o >= 0 for k, o in numbers.items()):
                 raise ValueError(
                     "an offset that is no whole number from 0, or is not under its partition's number"
                 )
-        of = ({int(k): x for k, x in part.items()} for part in (offsets, snapshot, generations))
+        of = ({int(k): x for k, x in part.items()} for part in (offsets, snapshot, generations, begun))
         return cls(uuid, *of)
 
 
@@ -98,6 +105,7 @@ class Options:
     Attributes:
         path: absolute.
         end_offsets: one per partition.
+        view: what `RestoredState.to_spark` knows of the files that hold the state up to `end_offsets`.
         max_rows: per trigger, None without limit.
     """
 
@@ -105,6 +113,7 @@ class Options:
     mode: Mode
     at: int | str | None
     end_offsets: tuple[int, ...] | None
+    view: HandedView | None
     partitions: tuple[int, ...] | None
     starting: str | Offsets
     ending: str | Offsets
@@ -150,11 +159,14 @@ def parse(given: Mapping[str, str]) -> Options:
             raise _refused(name, "It is for another mode.", f"mode {modes}", f"mode {mode!r}", "leave it out")
     if "at" in values and "endOffsets" in values:
         raise _refused("endOffsets", "It says the same as `at`.", "one of the two", "both", "leave one out")
+    if "view" in values and "endOffsets" not in values:
+        raise _refused("view", "It goes with `endOffsets`.", "both", "view alone", "leave it out")
     return Options(
         path=_path(values),
         mode=mode,
         at=_at(values.get("at")),
         end_offsets=_numbers("endOffsets", values.get("endOffsets")),
+        view=_view(values.get("view")),
         partitions=_numbers("partitions", values.get("partitions")),
         starting=_offsets("startingOffsets", values.get("startingOffsets", EARLIEST)),
         ending=_ending(values.get("endingOffsets", LATEST)),
@@ -221,6 +233,16 @@ def _at(text: str | None) -> int | str | None:
     if not text.strip():
         raise _refused("at", "It is empty.", "a commit number or an anchor's name", repr(text), "correct it")
     return int(text) if text.strip().isdigit() else text
+
+
+def _view(text: str | None) -> HandedView | None:
+    try:
+        return None if text is None else HandedView.from_text(text)
+    except ValueError:
+        raise _refused(
+            "view", "It has another form.", "what RestoredState.to_spark writes", "something else",
+            "leave it out",
+        ) from None  # fmt: skip
 
 
 def _offsets(name: str, text: str) -> str | Offsets:

@@ -15,13 +15,14 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from keyfold.checkpoints.handing import HandedView
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.reading import read_segments
 from keyfold.checkpoints.restore import state_batches
 from keyfold.checkpoints.state import State
 from keyfold.statestore import names
-from keyfold.statestore.errors import KeyfoldError, ViewExpired
+from keyfold.statestore.errors import ConfigError, KeyfoldError, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment import Segment
 from keyfold.streaming import leases
@@ -149,6 +150,36 @@ class Planner:
             for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True))
             if number in partitions and end > p.start
         ]
+
+    def handed_pieces(self, view: HandedView, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
+        """The same of an older view, whose own lease keeps the files; this planner's lease is not needed.
+
+        Raises:
+            ConfigError: the view is of another changelog.
+        """
+        if view.changelog != self.identity.uuid:
+            raise ConfigError(
+                "This view is of another changelog.", path=self.root, expected=self.identity.uuid,
+                found=view.changelog, remedy="restore again",
+            )  # fmt: skip
+        self.close()
+        lease = None
+        if view.lease is not None:
+            lease = Lease(view.lease, view.n, view.expires_ms, view.timeout_ms)
+            if lease.is_due(leases.now_ms()):
+                lease = self._prolonged(lease)
+        return [
+            Piece(self.root, view.changelog, number, segments, view.starts[number], ends[number], True, lease)
+            for number, segments in view.segments.items()
+            if number in partitions and ends[number] > view.starts[number]
+        ]
+
+    def _prolonged(self, lease: Lease) -> Lease | None:
+        """None where it is gone; the files may be held by other means, and a task that misses one says so."""
+        try:
+            return leases.renew(self.files, self.root, lease, lease.n)
+        except OSError:
+            return lease
 
     def _piece(
         self, number: int, segments: tuple[Segment, ...], begin: int, end: int, *, folded: bool

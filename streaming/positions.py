@@ -12,12 +12,17 @@ to it:
 position is safe. A reader that began at the log's start and is not above it yet (a rate limit, a restart) is
 safe too as long as no tombstone was dropped since its position was written. The manifest line of that moment
 is therefore part of its position.
+
+Spark keeps where a batch ends, and asks a source anew where the first one begins when it has to run that one
+again. By then "latest", or the options that `resume` gave, can mean another position. So the end of the first
+batch says where it began.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from keyfold.checkpoints.reading import misses_delete
@@ -80,17 +85,37 @@ def check_same(found: object, uuid: str, root: Path) -> None:
         )  # fmt: skip
 
 
-def marked(uuid: str, offsets: Sequence[int], state: State) -> Offsets:
+def marked(
+    uuid: str, offsets: Sequence[int], state: State, begun: Mapping[int, int] | None = None
+) -> Offsets:
     """A position as it is to be kept: with the line of `state` where the highest dropped tombstone is not
-    passed yet.
+    passed yet, by it or by where the query began.
     """
+    began = begun or {}
     marks = {
         number: state.n
         for number, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
-        if misses_delete(p, offset)
+        if misses_delete(p, offset) or misses_delete(p, began.get(number, offset))
     }
     generations = {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
-    return Offsets(uuid, dict(enumerate(offsets)), marks, generations)
+    return Offsets(uuid, dict(enumerate(offsets)), marks, generations, dict(began))
+
+
+def beginning(position: Offsets) -> Offsets:
+    """Where a query begins, as it is to be kept until its first batch has been planned."""
+    return replace(position, begun=position.offsets)
+
+
+def begun_by(start: Offsets) -> Mapping[int, int]:
+    """What the end of a batch has to say of where it began: something, if it is a query's first one."""
+    return start.begun if start.begun == start.offsets else {}
+
+
+def begin_of(start: Offsets, end: Offsets) -> Offsets:
+    """Where a batch begins: where it began, if it is run again and `start` was asked for anew."""
+    if not end.begun or end.begun == start.offsets:
+        return start
+    return replace(end, offsets=end.begun)
 
 
 def readable(position: Offsets, state: State, root: Path, *, fail_on_data_loss: bool) -> list[int]:

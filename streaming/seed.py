@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def seed(spark: SparkSession, resumed: Resumed) -> DataFrame:
     """A stream that gives the state of `resumed` once, as its first micro-batch, and never anything again.
 
-    Unite it with the stream that goes on from `resumed.options()`, and aggregate both:
+    `aggregate` does this for sums, counts, minima, maxima and averages. By hand: unite it with the stream
+    that goes on from `resumed.options()`, the seed on the left, and aggregate both:
 
         again = resume("var/counts", app_id="counts")
         live = spark.readStream.format("keyfold").options(**again.options()).load("var/words")

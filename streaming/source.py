@@ -42,6 +42,8 @@ class KeyfoldSource(DataSource):
       commit. In a stream this is a **seed**: the state of that commit is the first micro-batch, and nothing
       ever follows.
     - `endOffsets` (state, batch): `"12,40"`, the end of each partition, where a commit had these.
+    - `view` (state, batch): with `endOffsets`, the files that hold that state, as `RestoredState.to_spark`
+      gives it.
     - `partitions` (batch): `"0,3"`, only these.
     - `startingOffsets` (log, changes): `earliest` (the default, in streams too: a changelog read from its
       start is the whole state and then its changes), `latest`, or the JSON that the source itself keeps,

@@ -86,8 +86,9 @@ class FollowingReader(_Reader):
     """Follows the log: every record once, in the order of its partition, from `startingOffsets` on.
 
     Begun at "earliest" it gives what the cleaner has left of the past (at least the last value of every key)
-    and then every change. A batch that Spark runs again after a crash has the same offsets; records that the
-    cleaner has folded away meanwhile do not come again, as with a compacted topic of Kafka.
+    and then every change. A batch that Spark runs again after a crash has the same offsets, the first one
+    too; records that the cleaner has folded away meanwhile do not come again, as with a compacted topic of
+    Kafka.
     """
 
     def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
@@ -99,7 +100,7 @@ class FollowingReader(_Reader):
         state, options = self._planner.state(), self._options
         position = positions.resolved(options.starting, state, self._planner.identity.uuid, options.path)
         positions.readable(position, state, options.path, fail_on_data_loss=options.fail_on_data_loss)
-        return position.to_json()
+        return positions.beginning(position).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.max_rows
@@ -121,7 +122,7 @@ class FollowingReader(_Reader):
             target = positions.limited(self._planner.files, self._options.path, state, begin, target, rows)
         if all(before.offsets[number] == end for number, end in enumerate(target)):
             return start
-        return positions.marked(before.uuid, target, state).to_json()
+        return positions.marked(before.uuid, target, state, positions.begun_by(before)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The last commit, for the progress that Spark reports."""
@@ -130,7 +131,8 @@ class FollowingReader(_Reader):
 
     def _plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
         state, options = self._planner.leased(), self._options
-        first, last = self._position(start, state), self._position(end, state)
+        last = self._position(end, state)
+        first = positions.begin_of(self._position(start, state), last)
         positions.check_reached(last, state, options.path)
         begin = positions.readable(first, state, options.path, fail_on_data_loss=options.fail_on_data_loss)
         return self._planner.log_pieces(state, begin, [last.offsets[n] for n in range(len(begin))])

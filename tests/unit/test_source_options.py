@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from keyfold.checkpoints.handing import HandedView
 from keyfold.statestore.errors import ConfigError
 from keyfold.streaming.options import Offsets, Options, parse
 
@@ -140,3 +141,20 @@ def test_a_seed_needs_a_commit_that_never_changes() -> None:
     parsed(at="4").check_kind("stream")
     with pytest.raises(ConfigError, match="commit number"):
         parsed(at="an-anchor").check_kind("stream")
+
+
+def test_a_view_is_taken_with_the_offsets_it_is_of_and_as_it_was_written() -> None:
+    view = HandedView("uuid", 7, "lease", 90, 60, (0, 1), (0, 5), {1: ()})
+    options = parsed(endOffsets="3,9", view=view.to_text())
+    assert options.view == view
+    assert refused(view=view.to_text()).expected == "both"
+    for text in ("x", "e30=", view.to_text()[:-8], ""):
+        assert "'view'" in str(refused(endOffsets="3,9", view=text))
+
+
+def test_where_a_query_began_is_part_of_a_position() -> None:
+    position = Offsets("feed", {0: 4}, {}, {}, {0: 2})
+    assert position.to_json()["begun"] == {"0": 2}
+    assert Offsets.from_json(position.to_json()) == position
+    with pytest.raises(ValueError, match="begun"):
+        Offsets.from_json({"keyfold": "feed", "offsets": {"0": 4}, "begun": [2]})
