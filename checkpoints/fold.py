@@ -120,6 +120,7 @@ def last_values(
     unique_below: int = 0,
     hash_keys: HashKeys = group_hash,
     *,
+    dirty: Source | None = None,
     hold: Hold = lambda keys: keys,
 ) -> Iterator[pa.RecordBatch]:
     """The last record of every key, unless it is a tombstone, in the order of offsets.
@@ -129,14 +130,16 @@ def last_values(
         unique_below: the caller vouches that no two records below this offset have the same key (a clean
             section without anchors inside). Those keys are then only looked up: memory is 16 bytes for
             every distinct key from here on.
+        dirty: only those from `unique_below` on, where these can be had for less.
         hash_keys, hold: as for `OffsetMap.build`.
 
     Raises:
         As `compact`.
     """
-    offset_map = OffsetMap.build(source, unique_below, (), None, hash_keys, hold=hold)
+    offset_map = OffsetMap.build(dirty or source, unique_below, (), None, hash_keys, hold=hold)
     cursor = offset_map.cursor()
-    for batch in _joined(source()):
+    # Small batches cost where keys are looked up, and nothing else.
+    for batch in _joined(source()) if offset_map.distinct_keys else source():
         rows = cursor.kept(batch, _Hashes(batch, hash_keys))
         if batch.column("value").null_count:
             values = has_value(batch)

@@ -4,10 +4,11 @@ last values.
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,25 +17,28 @@ import pyarrow as pa
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.fold import OffsetMap, compact, last_values
+from keyfold.checkpoints.handing import hand_over
+from keyfold.checkpoints.identity import check_partitions
+from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.points import At, ends_at, since_at
 from keyfold.checkpoints.restore_listener import Bar, RestoreListener
 from keyfold.checkpoints.selection import Selection
-from keyfold.checkpoints.state import PartitionState
+from keyfold.checkpoints.snapshot import Place
+from keyfold.checkpoints.state import Commit, PartitionState
+from keyfold.checkpoints.targets import write_changelog, write_store
 from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
-from keyfold.statestore.hashing import partition_of
-from keyfold.statestore.kv import PartitionedStore
-from keyfold.statestore.lastvalues import Identity as StoreIdentity
-from keyfold.statestore.lastvalues import LastValues
+from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.remote import located
 from keyfold.statestore.segment import Segment
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
 #: The column that tells deletes from upserts where changes are asked for, as in the data source.
@@ -60,7 +64,8 @@ def restore(
     The files of the view stay until the result is closed or forgotten. A writer may go on meanwhile.
 
     Args:
-        path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec.
+        path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec; of a folder of
+            snapshots (`snapshot.dest`) the newest one.
         at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
             without a time zone: UTC), an end offset for every partition as `{partition: offset}`, or None for
             the last commit.
@@ -78,7 +83,8 @@ def restore(
         CompactedAway: the exact state at `at` no longer exists, or a delete behind `since` is gone.
         ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
     """
-    files, root = located(path, filesystem, files)
+    place = newest(Place(*located(path, filesystem, files)))
+    files, root = place.files, place.root
     with ExitStack() as stack:
         lock = ViewLock(files, root) if files.exists(root / names.IDENTITY) else None
         if lock is not None:
@@ -100,14 +106,23 @@ def restore(
 
 
 def state_batches(
-    files: Files, directory: Path, segments: tuple[Segment, ...], end: int, unique_below: int = 0
+    files: Files,
+    directory: Path,
+    segments: tuple[Segment, ...],
+    end: int,
+    unique_below: int = 0,
+    selection: Selection | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
 
     `unique_below`: no two records below that offset have the same key, see `unique_below_of`.
     """
+    between, chosen = reading.rereadable(files, directory, segments), selection or Selection()
+    below = min(unique_below, end)
     return last_values(
-        lambda: reading.read_segments(files, directory, segments, 0, end), min(unique_below, end)
+        lambda: chosen.of_batches(between(0, end)),
+        below,
+        dirty=lambda: chosen.of_batches(between(below, end)),
     )
 
 
@@ -167,9 +182,9 @@ class RestoredState:
         """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value,
         headers. With `since` a null value is a delete.
         """
-        with Bar(self._progress) as bar:
+        with self._listening() as listeners:
             for number in self.partitions:
-                yield from self._told(number, [bar, *self._listeners])
+                yield from self._told(number, listeners)
 
     def to_arrow(self) -> pa.Table:
         """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning."""
@@ -189,6 +204,14 @@ class RestoredState:
         """`to_arrow` as a pandas DataFrame, by Arrow's own conversion of types."""
         return self.to_arrow().to_pandas()
 
+    def to_polars(self) -> pl.DataFrame:
+        """`to_arrow` as a polars DataFrame, mostly without a copy. polars has to be installed."""
+        import polars as pl
+
+        table = pl.from_arrow(self.to_arrow())
+        assert isinstance(table, pl.DataFrame)
+        return table
+
     def to_dict(self) -> dict[Any, Any]:
         """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column →
         value.
@@ -205,7 +228,11 @@ class RestoredState:
         return dict(zip(keys[0] if len(keys) == 1 else zip(*keys, strict=True), rows, strict=True))
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
-        """The state as a DataFrame, with the types it was written with, read by Spark's tasks in parallel."""
+        """The state as a DataFrame, with the types it was written with, read by Spark's tasks in parallel.
+
+        It is this state also where it was folded away since, if it is computed within ten minutes or while
+        this is open.
+        """
         if self._begins is not None or self._selection != Selection():
             raise ConfigError(
                 "Spark reads whole states.", path=self.path, expected="no since=, keys= and prefix=",
@@ -214,35 +241,64 @@ class RestoredState:
             )  # fmt: skip
         offsets = ",".join(str(e) for e in self.ends)
         reader = spark.read.format("keyfold").option("endOffsets", offsets)
+        if self._finalizer is not None and self._finalizer.alive:
+            # Passes may fold this state away before Spark has planned.
+            now_ms = time.time_ns() // 1_000_000
+            identity = self._identity.uuid
+            view = hand_over(
+                self._files, self.path, identity, self._state, self.ends, self.partitions, now_ms
+            )
+            reader = reader.option("view", view.to_text())
         if len(self.partitions) < len(self.ends):
             reader = reader.option("partitions", ",".join(str(p) for p in self.partitions))
         return reader.load(str(self.path.resolve()))
 
-    def to_store(self, path: str | Path) -> PartitionedStore:
+    def to_store(self, path: str | Path) -> ReadOnlyStore:
         """A new RocksDB store of the state in the directory `path`, open: get, get_all, range, prefix, all,
-        close.
+        close. `open_store(path)` opens it again.
+        """
+        self._check_state("A store", Path(path))
+        return write_store(self._files, Path(path), self._identity.uuid, self.batches())
+
+    def to_changelog(
+        self, path: str | Path, *, partitions: int | None = None, config: Mapping[str, object] | None = None
+    ) -> Path:
+        """A new changelog at `path` with the state, and with the last commit of every app, so that `resume`
+        works on it; it may have another number of partitions. To copy all of a log, take a snapshot and
+        `Changelog.clone`.
+
+        Args:
+            path: an empty or missing directory.
+            partitions, config: as of this changelog by default; `config` changes single settings.
+
+        Raises:
+            NotAChangelog: `path` is taken. ConfigError, StorageFailed: see there.
         """
         target = Path(path)
+        self._check_state("A changelog", target)
+        if partitions is not None:
+            check_partitions(partitions)
+        write_changelog(
+            self._files, target, self._identity, self.batches(), self._apps(),
+            partitions=partitions, config=config or {},
+        )  # fmt: skip
+        return target
+
+    def _apps(self) -> list[Commit]:
+        """The last commit of every app that this state holds."""
+        known = sorted({*self._state.commits, *self._state.apps.values()}, key=lambda c: c.number)
+        held = (c for c in known if all(e <= end for e, end in zip(c.ends, self.ends, strict=True)))
+        return list({c.app: c for c in held}.values())
+
+    def _check_state(self, what: str, target: Path) -> None:
         if self._begins is not None:
-            raise ConfigError("A store holds a state, not changes.", path=target, remedy="leave since= out")
-        if self._files.list_directory(target):
-            raise ConfigError(
-                "A store cannot be made there.", path=target, expected="an empty or missing directory",
-                found="a directory with entries", remedy="choose another path",
-            )  # fmt: skip
-        self._files.make_directory(target)
-        stores: dict[int, LastValues] = {}
-        for number in self.partitions:
-            identity = StoreIdentity(self._identity.uuid, number, self._state.partitions[number].generation)
-            store = LastValues.open(target / f"partition-{number}", identity, files=self._files)
-            pending = list(self._told(number, self._listeners))
-            if pending:
-                store.apply(pa.concat_batches(pending), self.ends[number])
-            stores[number] = store
-        count = len(self.ends)
-        ordered = list(stores.values())
-        place = {number: i for i, number in enumerate(stores)}
-        return PartitionedStore(ordered, lambda key: place[partition_of(key, count)])
+            raise ConfigError(f"{what} holds a state, not changes.", path=target, remedy="leave since= out")
+
+    @contextmanager
+    def _listening(self) -> Iterator[list[RestoreListener]]:
+        """Who is to be told; a bar among them where one is to be shown."""
+        with Bar() if self._progress else nullcontext() as bar:
+            yield [*self._listeners, *([] if bar is None else [bar])]
 
     def _told(self, number: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
         """One partition, with everybody told how far it has come."""
@@ -253,6 +309,8 @@ class RestoredState:
         for batch in self._partition(number):
             yield batch
             restored += batch.num_rows
+            if not listeners:
+                continue
             behind = batch.column("offset")[-1].as_py() + 1
             for listener in listeners:
                 listener.on_batch_restored(self.path, number, behind, batch.num_rows, batch.nbytes)
@@ -262,19 +320,19 @@ class RestoredState:
     def _partition(self, number: int) -> Iterator[pa.RecordBatch]:
         p, end = self._state.partitions[number], self.ends[number]
         directory = names.partition(self.path, number)
-        begin = 0 if self._begins is None else min(self._begins[number], end)
+        if self._begins is None:
+            below = unique_below_of(p)
+            return state_batches(self._files, directory, p.segments, end, below, self._selection)
+        begin = min(self._begins[number], end)
+        between = reading.rereadable(self._files, directory, p.segments)
 
         def source() -> Iterator[pa.RecordBatch]:
-            read = reading.read_segments(self._files, directory, p.segments, begin, end)
-            return self._selection.of_batches(read)
+            return self._selection.of_batches(between(begin, end))
 
-        if self._begins is None:
-            return last_values(source, min(unique_below_of(p), end))
         return compact(source, OffsetMap.build(source, begin, (), None), 0)
 
     def _all(self) -> list[pa.RecordBatch]:
         """All partitions, two at a time."""
-        with Bar(self._progress) as bar, ThreadPoolExecutor(2) as pool:
-            listeners = [bar, *self._listeners]
+        with self._listening() as listeners, ThreadPoolExecutor(2) as pool:
             parts = pool.map(lambda number: list(self._told(number, listeners)), self.partitions)
             return [batch for part in parts for batch in part]

@@ -27,15 +27,14 @@ class RestoreListener(Protocol):
 
 
 class Bar:
-    """A listener that shows a bar with records, bytes per second and time left; or nothing."""
+    """A listener that shows a bar with records, bytes per second and time left."""
 
-    def __init__(self, shown: bool) -> None:
+    def __init__(self) -> None:
         self._progress = Progress(
             TextColumn("restoring"),
             BarColumn(),
             TextColumn("{task.fields[records]:,} records, {task.fields[rate]:.0f} MB/s"),
             TimeRemainingColumn(),
-            disable=not shown,
         )
         self._task: TaskID = self._progress.add_task("restoring", total=0, records=0, rate=0.0)
         self._positions: dict[int, int] = {}

@@ -14,11 +14,10 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold.checkpoints import Changelog, open_store, restore
 from keyfold.checkpoints.cli import cli
 from keyfold.checkpoints.cli_at import at_from
 from keyfold.statestore.files import Data, Files, OpenFile
-from keyfold.statestore.lastvalues import Identity, LastValues
 from keyfold.statestore.typed import Columns
 from support.changelogs import BY_HAND, STATE_3, make_hourly, rows
 
@@ -124,13 +123,10 @@ def test_a_point_that_cannot_be_restored_is_refused(
 
 def test_restore_into_a_directory_makes_a_store(log_path: Path, tmp_path: Path) -> None:
     found = json_of("restore", log_path, "--to", tmp_path / "store", "--at", "3")
-    values = {}
-    with Changelog.open(log_path, mode="r") as log:
-        for number in range(2):
-            directory = tmp_path / "store" / f"partition-{number}"
-            store = LastValues.open(directory, Identity(log.identity.uuid, number, 0))
-            values.update(dict(store.all()))
-            store.close()
+    store = open_store(tmp_path / "store")
+    with store.all() as entries:
+        values = dict(entries)
+    store.close()
     assert values == STATE_3
     assert found["rows"] == len(STATE_3)
 

@@ -149,7 +149,7 @@ def test_an_app_whose_last_state_was_folded_away_by_others_is_not_resumed(tmp_pa
         log.compact()
         with pytest.raises(CompactedAway):
             resume(log.path, app_id="third")
-        assert "resume:third" not in log.anchors()
+        assert not any(name.startswith("resume:third") for name in log.anchors())
 
 
 def typed(path: Path) -> Changelog:

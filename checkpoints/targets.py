@@ -1,0 +1,179 @@
+"""What a restored state becomes on disk besides files: one RocksDB store, or another changelog.
+
+Both take the state as it comes, some tens of megabytes at a time, so that its size does not matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.checkpoints import records
+from keyfold.checkpoints.fold import gathered
+from keyfold.checkpoints.identity import Identity
+from keyfold.checkpoints.opening import Creation, open_writer
+from keyfold.checkpoints.state import Commit
+from keyfold.checkpoints.writer import Batch, Writer
+from keyfold.statestore import names
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, NotAChangelog, StorageFailed
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.kv import ReadOnlyStore
+from keyfold.statestore.lastvalues import Identity as StoreIdentity
+from keyfold.statestore.lastvalues import LastValues, StoreUnusable, in_key_order
+
+#: So much of the state is in one sorted file of a store, or in one commit of a changelog.
+_STEP_ROWS: Final = 1 << 20
+_STEP_BYTES: Final = 48 << 20
+
+#: The partition that a store of all partitions says it is of.
+_ALL_PARTITIONS: Final = (1 << 32) - 1
+
+#: The app that has committed what was copied, where the state has no app of its own.
+_APP: Final = "restore"
+
+
+def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa.RecordBatch]) -> LastValues:
+    """A new store in the directory `target`, of records with unique keys. It is left open.
+
+    Raises:
+        ConfigError: the directory is not empty. StorageFailed: it cannot be written. What `batches` raises.
+        Nothing is left behind then.
+    """
+    check_empty(files, target)
+    try:
+        files.make_directory(target)
+        store = LastValues.open(target, StoreIdentity(changelog, _ALL_PARTITIONS, 0), files=files)
+        try:
+            _fill(store, batches)
+        except BaseException:
+            store.destroy()
+            raise
+    except (OSError, StoreUnusable) as e:
+        files.remove_tree(target)
+        raise StorageFailed(
+            "The store cannot be written.", path=target, expected="a directory that can be written",
+            found=e.strerror if isinstance(e, OSError) else e.found, remedy="free or repair the disk",
+        ) from e  # fmt: skip
+    return store
+
+
+def _fill(store: LastValues, batches: Iterable[pa.RecordBatch]) -> None:
+    """While one part is encoded and taken over, the next one is read and sorted."""
+    applied = 0
+    before: Future[None] | None = None
+    with store.loading(), ThreadPoolExecutor(1, thread_name_prefix="keyfold-store") as pool:
+        for few in gathered(batches, _STEP_ROWS, _STEP_BYTES):
+            part = in_key_order(pa.concat_batches(few))
+            # Offsets of several partitions: the store only has to be told that it goes on.
+            applied = max(applied, pc.max(part.column("offset")).as_py()) + 1
+            if before is not None:
+                before.result()
+            before = pool.submit(store.apply, part, applied)
+        if before is not None:
+            before.result()
+
+
+def open_store(path: str | Path, *, files: Files = LOCAL) -> ReadOnlyStore:
+    """A store that `RestoredState.to_store` has made: get, get_all, range, prefix, all, snapshot, close.
+
+    Raises:
+        ConfigError: there is none, or it cannot be opened.
+    """
+    directory = Path(path)
+    found: object = "none"
+    # RocksDB makes what is missing, also where something else is.
+    if files.exists(directory / "CURRENT"):
+        try:
+            return LastValues.open(directory, None, files=files)
+        except StoreUnusable as e:
+            found = e
+    raise ConfigError(
+        "There is no store that can be opened.", path=directory,
+        expected="a directory that `to_store` has written, and nobody has open", found=found,
+        remedy="restore it again from the changelog",
+    )  # fmt: skip
+
+
+def write_changelog(
+    files: Files,
+    target: Path,
+    source: Identity,
+    batches: Iterator[pa.RecordBatch],
+    apps: Iterable[Commit],
+    *,
+    partitions: int | None,
+    config: Mapping[str, object],
+) -> None:
+    """A new changelog at `target` with these records and the last commit of every app.
+
+    It is made beside `target`, and gets its name when it is whole.
+
+    Raises:
+        NotAChangelog: something is at `target`. ConfigError, StorageFailed: see there.
+    """
+    if files.exists(target) and (not files.is_directory(target) or files.list_directory(target)):
+        raise NotAChangelog(
+            "A changelog cannot be made there.", path=target, expected="an empty or missing directory",
+            found="a directory with entries" if files.is_directory(target) else "a file",
+            remedy="choose another path",
+        )  # fmt: skip
+    settings = source.config.with_changes(config)
+    creation = Creation(partitions or source.partitions, source.columns, settings)
+    unfinished = target.with_name(f".{target.name}.restoring")
+    _remove_unfinished(files, unfinished)
+    try:
+        writer = open_writer(files, unfinished, creation, lambda: time.time_ns() // 1_000_000, steal=False)
+        try:
+            _commit_all(writer, batches, apps)
+        finally:
+            writer.close()
+        files.rename(unfinished, target)
+        files.sync_directory(target.parent)
+    except OSError as e:
+        files.remove_tree(unfinished)
+        raise StorageFailed(
+            "The changelog cannot be written.", path=e.filename or target, expected="a disk with room",
+            found=e.strerror or e, remedy="free or repair the disk",
+        ) from e  # fmt: skip
+    except BaseException:
+        files.remove_tree(unfinished)
+        raise
+
+
+def _remove_unfinished(files: Files, directory: Path) -> None:
+    """What an earlier call has left that was killed. Raises `ChangelogLocked` where it is still at it."""
+    if files.is_directory(directory):
+        lock = files.lock(directory / names.LOCK)
+        if lock is None:
+            raise ChangelogLocked(
+                "Another process restores to the same path.", path=directory, expected="one process",
+                found="two", remedy="wait for it, or choose another path",
+            )  # fmt: skip
+        files.close(lock)
+        files.remove_tree(directory)
+
+
+def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterable[Commit]) -> None:
+    count, codec = writer.identity.partitions, writer.identity.config.codec
+    for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES)):
+        rows = records.checked(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
+        writer.commit(records.partitioned(rows, count, codec, writer.pool), Batch(_APP, number))
+    for app in sorted(apps, key=lambda c: c.number):
+        if app.app != _APP:
+            writer.commit({}, Batch(app.app, app.batch, app.query, app.source, app.digest))
+
+
+def check_empty(files: Files, target: Path) -> None:
+    """Raises `ConfigError` where something is in the way of a new store."""
+    if files.exists(target) and (not files.is_directory(target) or files.list_directory(target)):
+        raise ConfigError(
+            "A store cannot be made there.", path=target, expected="an empty or missing directory",
+            found="a directory with entries" if files.is_directory(target) else "a file",
+            remedy="choose another path",
+        )  # fmt: skip
