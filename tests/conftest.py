@@ -59,8 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in getattr(item, "fixturenames", ()):
             if directory != "spark":
                 item.add_marker("spark")
-            # One worker process of pytest-xdist runs all of these, so that one session is started.
-            item.add_marker(pytest.mark.xdist_group("spark-session"))
+            # One worker process of pytest-xdist runs all of these, so that one session is started. The
+            # longest module may have one of its own, so that two processes have about equally much to do.
+            alone = item.path.name == "test_matrix.py"
+            item.add_marker(pytest.mark.xdist_group("spark-matrix" if alone else "spark-session"))
         elif directory == "kafka":
             item.add_marker(pytest.mark.xdist_group("kafka-broker"))
 
