@@ -19,7 +19,7 @@ from keyfold.checkpoints.handing import HandedView
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.reading import read_segments
-from keyfold.checkpoints.restore import state_batches
+from keyfold.checkpoints.restore import state_batches, unique_below_of
 from keyfold.checkpoints.state import State
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError, KeyfoldError, ViewExpired
@@ -39,6 +39,7 @@ class Piece(InputPartition):
     Attributes:
         uuid: of the changelog that was planned on.
         segments: those that hold them, in offset order.
+        unique_below: folded, no two records below that offset have the same key.
     """
 
     root: Path
@@ -49,6 +50,7 @@ class Piece(InputPartition):
     end: int
     folded: bool
     lease: Lease | None
+    unique_below: int = 0
 
     def records(self, files: Files) -> Iterator[pa.RecordBatch]:
         """The piece's records as Arrow batches; the lease is kept alive meanwhile.
@@ -62,7 +64,7 @@ class Piece(InputPartition):
             directory = names.partition(self.root, self.partition)
             try:
                 if self.folded:
-                    yield from state_batches(files, directory, self.segments, self.end)
+                    yield from state_batches(files, directory, self.segments, self.end, self.unique_below)
                 else:
                     yield from read_segments(files, directory, self.segments, self.begin, self.end)
             except ViewExpired as e:
@@ -138,18 +140,20 @@ class Planner:
     def log_pieces(self, state: State, begin: Sequence[int], end: Sequence[int]) -> list[Piece]:
         """Pieces with the records of each partition from `begin` to `end`, in order; a large range is cut."""
         return [
-            self._piece(number, segments, first, last, folded=False)
+            self._piece(number, tuple(_trimmed(s, first, last) for s in segments), first, last)
             for number, p in enumerate(state.partitions)
             for segments, first, last in pieces_of(p.segments, begin[number], end[number])
         ]
 
     def state_pieces(self, state: State, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
         """One piece for each partition: the last record of every key below its end."""
-        return [
-            self._piece(number, tuple(s for s in p.segments if s.base < end), p.start, end, folded=True)
-            for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True))
-            if number in partitions and end > p.start
-        ]
+        found = []
+        for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
+            if number in partitions and end > p.start:
+                segments = tuple(s for s in p.segments if s.base < end)
+                whole = self._piece(number, segments, p.start, end)
+                found.append(replace(whole, folded=True, unique_below=unique_below_of(p)))
+        return found
 
     def handed_pieces(self, view: HandedView, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
         """The same of an older view, whose own lease keeps the files; this planner's lease is not needed.
@@ -181,11 +185,8 @@ class Planner:
         except OSError:
             return lease
 
-    def _piece(
-        self, number: int, segments: tuple[Segment, ...], begin: int, end: int, *, folded: bool
-    ) -> Piece:
-        kept = segments if folded else tuple(_trimmed(s, begin, end) for s in segments)
-        return Piece(self.root, self.identity.uuid, number, kept, begin, end, folded, self._lease)
+    def _piece(self, number: int, segments: tuple[Segment, ...], begin: int, end: int) -> Piece:
+        return Piece(self.root, self.identity.uuid, number, segments, begin, end, False, self._lease)
 
     def close(self) -> None:
         """Give the lease up."""

@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from keyfold.checkpoints import Changelog, restore
+from keyfold.sink.task import Int64Serde
 from keyfold.statestore.errors import KeyfoldError
 
 HERE = Path(__file__).resolve().parent
@@ -52,14 +53,14 @@ def main() -> None:
     console.print(f"{len(flights):,} flights of 2013 in {len(files)} files, {keyed:,} with an aircraft")
 
     console.rule("the job, until it is killed")
-    run_until(root, keyed, KILL_AT, resumed=False)
+    run_until(root, keyed, KILL_AT)
     mirror = Mirror(root / "counters", root / "mirror.sqlite")
     console.print(f"a SQLite mirror of the counters reloads: {mirror.reload()} rows")
     shutil.rmtree(root / "spark" / "counters")
     console.print("[bold]killed with -9, Python and JVM; the counters' Spark checkpoint is deleted[/]")
 
     console.rule("the job again, the counters resumed from their changelog")
-    run_until(root, keyed, None, resumed=True)
+    run_until(root, keyed, None)
     console.print(f"the mirror follows: {mirror.follow()} changes")
 
     console.rule("compared with DuckDB over the raw table")
@@ -71,11 +72,11 @@ def main() -> None:
     console.print(f"files: {root}    whole demo: {time.monotonic() - began:.0f} s")
 
 
-def run_until(root: Path, keyed: int, share: float | None, *, resumed: bool) -> None:
+def run_until(root: Path, keyed: int, share: float | None) -> None:
     """Run the job to its end, or kill it, Python and JVM, once the counters have taken in `share` of the
     flights.
     """
-    command = [sys.executable, str(HERE / "job.py"), str(root)] + (["--resume"] if resumed else [])
+    command = [sys.executable, str(HERE / "job.py"), str(root)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     with (
         open(root / "job.log", "ab") as log,
@@ -149,7 +150,7 @@ def check(root: Path, flights: pd.DataFrame, keyed: int, mirror: Mirror) -> None
     """Every number, or the demo fails with the differences."""
     with Changelog.open(root / "events", mode="r") as log:
         events = sum(log.end_offsets().values())
-    rejected = sum(row["count"] for row in restore(root / "rejected").to_dict().values())
+    rejected = sum(map(Int64Serde().deserialize, restore(root / "rejected").to_dict().values()))
     report("flights in the event log", {"flights": events}, {"flights": keyed})
     report(
         "flights without an aircraft, counted apart", {"flights": rejected}, {"flights": len(flights) - keyed}

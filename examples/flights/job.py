@@ -1,6 +1,6 @@
 """The job: one query writes the flights as an event changelog, three follow and each keep a compacted one.
 
-    python job.py DIRECTORY [--resume]
+    python job.py DIRECTORY
 
 It runs until every flight has gone through, or until somebody kills it: what is under DIRECTORY is whole
 either way.
@@ -21,10 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from keyfold.checkpoints import resume
+from keyfold.checkpoints import resume_if_lost
 from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.sink.task import JsonSerde, NamedStores, Store, StringSerde, Task
-from keyfold.streaming import register, seed
+from keyfold.sink.task import Int64Serde, JsonSerde, NamedStores, Store, StringSerde, Task
+from keyfold.streaming import aggregate, register
 
 PARTITIONS = 4
 #: The demo compacts by hand at its end, to show what that does. Left out, a background thread cleans.
@@ -54,16 +54,26 @@ def ingest(spark: SparkSession, root: Path) -> StreamingQuery:
     )
 
 
+class Rejected(Task):
+    """Counts flights by carrier."""
+
+    stores: ClassVar = {"rejected": Store(StringSerde(), Int64Serde())}
+
+    def process(self, records: pa.RecordBatch, store: NamedStores) -> None:
+        rejected, found = store["rejected"], pc.value_counts(records["carrier"])
+        before = rejected.get_all(found.field("values"))
+        rejected.put_all(found.field("values"), pc.add(before.fill_null(0), found.field("counts")))
+
+
 def count_rejected(spark: SparkSession, root: Path) -> StreamingQuery:
     """Flights without an aircraft cannot be keyed by it. They are counted, by carrier, in a changelog of
-    their own.
+    their own: keyfold's store is all the state there is.
     """
-    rejected = _files(spark, root, files=6).where("tailnum IS NULL").groupBy("carrier").count()
-    sink = ChangelogSink(root / "rejected", keys="carrier")
     return (
-        rejected.writeStream.queryName("rejected")
-        .outputMode("update")
-        .foreachBatch(sink)
+        _files(spark, root, files=6)
+        .where("tailnum IS NULL")
+        .writeStream.queryName("rejected")
+        .foreachBatch(TaskSink(root / "rejected", Rejected()))
         .option("checkpointLocation", str(root / "spark" / "rejected"))
         .trigger(availableNow=True)
         .start()
@@ -78,24 +88,22 @@ def _files(spark: SparkSession, root: Path, files: int = 1) -> DataFrame:
     )
 
 
-def count(spark: SparkSession, root: Path, *, resumed: bool) -> StreamingQuery:
+def count(spark: SparkSession, root: Path) -> StreamingQuery:
     """Flights, minutes of delay and miles per carrier and per destination: a native aggregation of Spark.
 
-    Resumed, the aggregation begins with the restored totals as its first micro-batch, and the events go on
-    behind the position that was committed with them. The sums of both are the totals as if nothing had
-    happened.
+    Where the query's checkpoint is lost, the aggregation begins with the restored totals as its first
+    micro-batch, and the events go on behind the position that was committed with them. The sums of both are
+    the totals as if nothing had happened.
     """
+    checkpoint = root / "spark" / "counters"
+    again = resume_if_lost(root / "counters", app_id="counters", checkpoint=checkpoint)
+    begin = {"startingOffsets": "earliest"} if again is None else again.options()
     events = spark.readStream.format("keyfold").option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
-    if resumed:
-        again = resume(root / "counters", app_id="counters")
-        changes = _totals(events.options(**again.options()).load(str(root / "events")))
-        changes = seed(spark, again).unionByName(changes)
-    else:
-        changes = _totals(events.option("startingOffsets", "earliest").load(str(root / "events")))
-    totals = changes.groupBy("kind", "name").agg(
-        F.sum("flights").alias("flights"),
-        F.sum("delay_minutes").alias("delay_minutes"),
-        F.sum("miles").alias("miles"),
+    totals = aggregate(
+        _totals(events.options(**begin).load(str(root / "events"))),
+        ["kind", "name"],
+        *(F.sum(name).alias(name) for name in ("flights", "delay_minutes", "miles")),
+        resumed=again,
     )
     sink = ChangelogSink(
         root / "counters", keys=["kind", "name"], partitions=PARTITIONS, config=BY_HAND, on_reset="restore"
@@ -104,7 +112,7 @@ def count(spark: SparkSession, root: Path, *, resumed: bool) -> StreamingQuery:
         totals.writeStream.queryName("counters")
         .outputMode("update")
         .foreachBatch(sink)
-        .option("checkpointLocation", str(root / "spark" / "counters"))
+        .option("checkpointLocation", str(checkpoint))
         .start()
     )
 
@@ -215,18 +223,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument(
-        "--resume", action="store_true", help="the counters' checkpoint is lost: resume from the changelog"
-    )
-    arguments = parser.parse_args()
-    root = arguments.directory.absolute()
+    root = parser.parse_args().directory.absolute()
     spark = session(root)
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     finite = [ingest(spark, root), count_rejected(spark, root)]
     while not (root / "events" / "changelog.json").exists() and finite[0].isActive:
         finite[0].awaitTermination(1)
-    following = [count(spark, root, resumed=arguments.resume), locate(spark, root)]
+    following = [count(spark, root), locate(spark, root)]
     for query in finite:
         query.awaitTermination()
     for query in following:

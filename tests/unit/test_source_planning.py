@@ -133,6 +133,25 @@ def test_a_folded_piece_gives_the_last_record_of_every_key(path: Path) -> None:
         assert planner.state_pieces(state, state.ends, set()) == []
 
 
+def test_a_folded_piece_only_looks_keys_up_behind_the_clean_section(path: Path) -> None:
+    """Also where an anchor lies in it: from there on a key of the clean section may come again."""
+    with Changelog.open(path, config=QUIET) as log:
+        log.append(table(("a", "1"), ("b", "2")))
+        log.anchor("kept")
+        log.append(table(("a", "3"), ("c", "4")))
+        log.compact()
+        log.append(table(("b", "5")))
+        planner = Planner(LOCAL, path, MINUTES_10)
+        state = planner.leased()
+        (piece,) = planner.state_pieces(state, state.ends, {0})
+        assert (piece.unique_below, values([piece])) == (2, [b"3", b"4", b"5"])
+        log.drop_anchor("kept")
+        log.compact()
+        state = planner.leased()
+        (piece,) = planner.state_pieces(state, state.ends, {0})
+        assert (piece.unique_below, values([piece])) == (5, [b"3", b"4", b"5"])
+
+
 def test_a_plan_without_pieces_reads_nothing(path: Path) -> None:
     Changelog.open(path, config=QUIET).close()
     assert read_batch(path) == read_batch(path, mode="log") == []
