@@ -8,10 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from faults import FailAt, on
 from keyfold.checkpoints import Changelog, open_store, restore, resume, targets
-from keyfold.statestore import names
+from keyfold.statestore import lastvalues, names
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import (
+    BatchConflict,
     ChangelogLocked,
     ConfigError,
     Damaged,
@@ -105,6 +107,17 @@ def test_a_store_that_cannot_be_written_says_so(log: Changelog) -> None:
         restore(log.path).to_store("/proc/nothing/store")
 
 
+def test_a_store_whose_last_part_is_not_taken_over_is_none(
+    log: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lastvalues, "INGEST_ROWS", 1)
+    files = FailAt(0, only=on("create", path="*/load.tmp"))
+    with pytest.raises(StorageFailed):
+        restore(log.path, files=files).to_store(tmp_path / "store")
+    assert files.failed == 1
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize("what", ["nothing", "an empty directory", "a directory", "a file"])
 def test_what_is_no_store_is_not_opened_nor_made_one(tmp_path: Path, what: str) -> None:
     target = tmp_path / "store"
@@ -150,6 +163,8 @@ def test_every_app_can_go_on_in_the_new_changelog(log: Changelog, tmp_path: Path
         ends = copy.end_offsets()
         copy.append(SECOND, app_id="second", batch_id=9)
         assert copy.end_offsets() == ends
+        with pytest.raises(BatchConflict):
+            copy.append(rows(("x", "y")), app_id="second", batch_id=9)
     with resume(tmp_path / "copy", "second") as found:
         assert found.commit.batch == 9
         assert found.state.to_dict() == STATE
@@ -214,7 +229,8 @@ def test_a_full_disk_leaves_nothing_that_could_be_taken_for_a_changelog(
 
 def test_what_a_killed_restore_left_is_begun_anew(log: Changelog, tmp_path: Path) -> None:
     left = tmp_path / ".copy.restoring"
-    restore(log.path).to_changelog(left)
+    with Changelog.open(left, partitions=3, config=BY_HAND) as unfinished:
+        unfinished.append(rows(("of an earlier state", "1")))
     restore(log.path).to_changelog(tmp_path / "copy")
     assert not left.exists()
     assert restore(tmp_path / "copy").to_dict() == STATE
