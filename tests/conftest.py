@@ -36,6 +36,9 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else
 settings.load_profile(PROFILE)
 
 
+_RESUMING = ("test_aggregate.py", "test_initial_state.py", "test_matrix.py", "test_resume.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Groups(), "groups")
@@ -59,10 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in getattr(item, "fixturenames", ()):
             if directory != "spark":
                 item.add_marker("spark")
-            # One worker process of pytest-xdist runs all of these, so that one session is started. The
-            # longest module may have one of its own, so that two processes have about equally much to do.
-            alone = item.path.name == "test_matrix.py"
-            item.add_marker(pytest.mark.xdist_group("spark-matrix" if alone else "spark-session"))
+            # One worker process of pytest-xdist runs all of a group, so that one session is started. There
+            # are two groups, so that two processes have about equally much to do.
+            group = "spark-resume" if item.path.name in _RESUMING else "spark-session"
+            item.add_marker(pytest.mark.xdist_group(group))
         elif directory == "kafka":
             item.add_marker(pytest.mark.xdist_group("kafka-broker"))
 
