@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,11 +19,11 @@ from keyfold.checkpoints.identity import Identity, check_partitions, check_same_
 from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.opening import Creation, View
-from keyfold.checkpoints.restore import state_batches, unique_below_of
+from keyfold.checkpoints.restore import state_batches
 from keyfold.checkpoints.snapshot import Place, clone
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction
-from keyfold.checkpoints.views import ViewLock
+from keyfold.checkpoints.views import ViewLock, now_ms
 from keyfold.checkpoints.writer import Batch
 from keyfold.statestore import names
 from keyfold.statestore.arrow_store import ArrowStore
@@ -37,11 +36,6 @@ from keyfold.statestore.remote import located
 from keyfold.statestore.typed import Columns
 
 _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
-
-
-def now_ms() -> int:
-    """The clock of changelogs that are not given another one."""
-    return time.time_ns() // 1_000_000
 
 
 class Changelog(Maintained):
@@ -326,7 +320,11 @@ class Changelog(Maintained):
                 batch.select(["key", "value"])
                 for number, p in enumerate(self.state.partitions)
                 for batch in state_batches(
-                    self.files, names.partition(self.path, number), p.segments, p.end, unique_below_of(p)
+                    self.files,
+                    names.partition(self.path, number),
+                    p.segments,
+                    p.end,
+                    reading.unique_below_of(p),
                 )
             )
             self._store = ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))

@@ -10,18 +10,19 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+from keyfold.checkpoints import reading
 from keyfold.checkpoints.segment_lines import segment_from, segment_line
 from keyfold.checkpoints.state import State
-from keyfold.checkpoints.views import write_lease
+from keyfold.checkpoints.views import now_ms, write_lease
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment import Segment
 
 _TIMEOUT_MS: Final = 600_000
-_FIELDS: Final = {"changelog", "n", "lease", "expires_ms", "timeout_ms", "generations", "segments", "starts"}
+_OF_PARTITIONS: Final = ("generations", "starts", "unique_below")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class HandedView:
     Attributes:
         lease: keeps the files until `expires_ms`, and longer where it is renewed; None where none could be
             written.
-        generations, starts: of every partition.
+        generations, starts, unique_below: of every partition; see `reading.unique_below_of`.
         segments: partition → what holds its state, for those that are read.
     """
 
@@ -42,6 +43,7 @@ class HandedView:
     timeout_ms: int
     generations: tuple[int, ...]
     starts: tuple[int, ...]
+    unique_below: tuple[int, ...]
     segments: dict[int, tuple[Segment, ...]]
 
     def to_text(self) -> str:
@@ -54,6 +56,7 @@ class HandedView:
             "timeout_ms": self.timeout_ms,
             "generations": self.generations,
             "starts": self.starts,
+            "unique_below": self.unique_below,
             "segments": {str(p): [segment_line(s) for s in held] for p, held in self.segments.items()},
         }
         packed = zlib.compress(json.dumps(kept, separators=(",", ":")).encode())
@@ -64,18 +67,12 @@ class HandedView:
         """Raises `ValueError` where it is no text of `to_text`."""
         try:
             kept = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
-            if set(kept) != _FIELDS:
+            if set(kept) != {field.name for field in fields(cls)}:
                 raise ValueError("other fields")
             kept["segments"] = {
                 int(p): tuple(segment_from(line) for line in held) for p, held in kept["segments"].items()
             }
-            return cls(
-                **{
-                    **kept,
-                    "generations": tuple(kept["generations"]),
-                    "starts": tuple(kept["starts"]),
-                }
-            )
+            return cls(**kept | {name: tuple(kept[name]) for name in _OF_PARTITIONS})
         except (zlib.error, KeyError, TypeError, AttributeError) as e:
             raise ValueError("no view") from e
 
@@ -87,13 +84,12 @@ def hand_over(
     state: State,
     ends: Sequence[int],
     partitions: Sequence[int],
-    now_ms: int,
 ) -> HandedView:
     """The view `state`, whose files somebody holds now, for a reader of its fold up to `ends`.
 
     A lease goes with it, so that whoever holds the files may let go of them.
     """
-    expires = now_ms + _TIMEOUT_MS
+    expires = now_ms() + _TIMEOUT_MS
     try:
         lease: str | None = write_lease(files, root, state.n, expires)
     except OSError:  # a read-only medium, a full disk: the reader may find the files gone, and says so
@@ -102,6 +98,7 @@ def hand_over(
         changelog, state.n, lease, expires, _TIMEOUT_MS,
         tuple(p.generation for p in state.partitions),
         tuple(p.start for p in state.partitions),
+        tuple(reading.unique_below_of(p) for p in state.partitions),
         {
             number: tuple(s for s in state.partitions[number].segments if s.base < ends[number])
             for number in partitions

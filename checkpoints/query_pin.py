@@ -20,6 +20,7 @@ from typing import Final
 
 from keyfold.checkpoints.journal import decode_line, encode_line
 from keyfold.checkpoints.state import Commit
+from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError, Damaged, NotResumable
 from keyfold.statestore.files import Files
 
@@ -48,7 +49,7 @@ class QueryPin:
         self._files = files
         self._changelog = changelog
         self._app = app_id
-        self._path = checkpoint / f"keyfold-resume-{changelog}"
+        self._path = names.resume_pin(checkpoint, changelog)
 
     def has_begun(self) -> bool:
         """Whether Spark has planned a batch with this checkpoint."""
@@ -106,5 +107,5 @@ class QueryPin:
             self._files.sync_directory(directory.parent)
 
     def _batches(self, log: str) -> Sequence[int]:
-        names = self._files.list_directory(self.checkpoint / log)
-        return [int(name) for name in names if name.isdigit()]
+        listed = self._files.list_directory(self.checkpoint / log)
+        return [int(name) for name in listed if name.isdigit()]

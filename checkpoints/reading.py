@@ -84,6 +84,11 @@ def partition_state(state: State, root: Path, partition: int) -> PartitionState:
     return state.partitions[partition]
 
 
+def unique_below_of(p: PartitionState) -> int:
+    """How far passes have come, or the first anchor inside the clean section: below, no key occurs twice."""
+    return min((p.unique_end, *p.splits))
+
+
 def misses_delete(p: PartitionState, offset: int) -> bool:
     """Whether who has read up to `offset`, and goes on there, may miss the delete of a key that it has seen.
 

@@ -4,7 +4,6 @@ last values.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from keyfold.checkpoints.points import At, ends_at, since_at
 from keyfold.checkpoints.restore_listener import Bar, RestoreListener
 from keyfold.checkpoints.selection import Selection
 from keyfold.checkpoints.snapshot import Place
-from keyfold.checkpoints.state import Commit, PartitionState
+from keyfold.checkpoints.state import Commit
 from keyfold.checkpoints.targets import write_changelog, write_store
 from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
@@ -115,7 +114,7 @@ def state_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
 
-    `unique_below`: no two records below that offset have the same key, see `unique_below_of`.
+    `unique_below`: no two records below that offset have the same key, see `reading.unique_below_of`.
     """
     between, chosen = reading.rereadable(files, directory, segments), selection or Selection()
     below = min(unique_below, end)
@@ -124,11 +123,6 @@ def state_batches(
         below,
         dirty=lambda: chosen.of_batches(between(below, end)),
     )
-
-
-def unique_below_of(p: PartitionState) -> int:
-    """How far passes have come, or the first anchor inside the clean section: below, no key occurs twice."""
-    return min((p.unique_end, *p.splits))
 
 
 class RestoredState:
@@ -243,11 +237,8 @@ class RestoredState:
         reader = spark.read.format("keyfold").option("endOffsets", offsets)
         if self._finalizer is not None and self._finalizer.alive:
             # Passes may fold this state away before Spark has planned.
-            now_ms = time.time_ns() // 1_000_000
             identity = self._identity.uuid
-            view = hand_over(
-                self._files, self.path, identity, self._state, self.ends, self.partitions, now_ms
-            )
+            view = hand_over(self._files, self.path, identity, self._state, self.ends, self.partitions)
             reader = reader.option("view", view.to_text())
         if len(self.partitions) < len(self.ends):
             reader = reader.option("partitions", ",".join(str(p) for p in self.partitions))
@@ -321,7 +312,7 @@ class RestoredState:
         p, end = self._state.partitions[number], self.ends[number]
         directory = names.partition(self.path, number)
         if self._begins is None:
-            below = unique_below_of(p)
+            below = reading.unique_below_of(p)
             return state_batches(self._files, directory, p.segments, end, below, self._selection)
         begin = min(self._begins[number], end)
         between = reading.rereadable(self._files, directory, p.segments)

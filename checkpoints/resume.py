@@ -63,7 +63,7 @@ def resume(
     if pin is not None:
         pin.write(last)
     state = restore(path, at=anchor, files=files)
-    return Resumed(last, root, identity.columns, _checkpoint_of(pin), False, files, state)
+    return Resumed(last, root, identity.columns, None if pin is None else pin.checkpoint, False, files, state)
 
 
 def resume_if_lost(
@@ -144,10 +144,6 @@ def _pinned(writer: Writer, app_id: str, commit: Commit) -> str:
 def anchor_name(app_id: str, commit: int) -> str:
     """The anchor that pins an app's commit while it is being resumed."""
     return f"resume:{app_id}:{commit}"
-
-
-def _checkpoint_of(pin: QueryPin | None) -> Path | None:
-    return None if pin is None else pin.checkpoint
 
 
 @dataclass(frozen=True)

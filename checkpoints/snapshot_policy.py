@@ -133,8 +133,6 @@ class SnapshotPolicy:
         with writer.pin() as state:
             if self._is_due(state):
                 commit = state.commits[-1]
-                for made in place.files.make_directory(place.root):
-                    place.files.sync_directory(made.parent)
                 to = Place(place.files, names.kept_snapshot(place.root, commit.number))
                 done = take(Place(writer.files, writer.root), writer.identity, state, commit, to, self._check)
                 self._last = _newest_of(place, uuid)

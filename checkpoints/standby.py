@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Final
 
 from keyfold.checkpoints import hosting
-from keyfold.checkpoints.changelog import Changelog, now_ms
+from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import View, lock_of_writer, open_writer, refusal
 from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import Aside
-from keyfold.checkpoints.views import ViewLock
+from keyfold.checkpoints.views import ViewLock, now_ms
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 

@@ -5,7 +5,6 @@ Both take the state as it comes, some tens of megabytes at a time, so that its s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,9 +18,10 @@ from keyfold.checkpoints.fold import gathered
 from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.opening import Creation, open_writer
 from keyfold.checkpoints.state import Commit
+from keyfold.checkpoints.views import now_ms
 from keyfold.checkpoints.writer import Batch, Writer
 from keyfold.statestore import names
-from keyfold.statestore.errors import ChangelogLocked, ConfigError, NotAChangelog, StorageFailed
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError, NotAChangelog, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity as StoreIdentity
@@ -45,7 +45,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
         ConfigError: the directory is not empty. StorageFailed: it cannot be written. What `batches` raises.
         Nothing is left behind then.
     """
-    check_empty(files, target)
+    _check_free(files, target, "A store", ConfigError)
     try:
         files.make_directory(target)
         store = LastValues.open(target, StoreIdentity(changelog, _ALL_PARTITIONS, 0), files=files)
@@ -117,18 +117,13 @@ def write_changelog(
     Raises:
         NotAChangelog: something is at `target`. ConfigError, StorageFailed: see there.
     """
-    if files.exists(target) and (not files.is_directory(target) or files.list_directory(target)):
-        raise NotAChangelog(
-            "A changelog cannot be made there.", path=target, expected="an empty or missing directory",
-            found="a directory with entries" if files.is_directory(target) else "a file",
-            remedy="choose another path",
-        )  # fmt: skip
+    _check_free(files, target, "A changelog", NotAChangelog)
     settings = source.config.with_changes(config)
     creation = Creation(partitions or source.partitions, source.columns, settings)
     unfinished = target.with_name(f".{target.name}.restoring")
     _remove_unfinished(files, unfinished)
     try:
-        writer = open_writer(files, unfinished, creation, lambda: time.time_ns() // 1_000_000, steal=False)
+        writer = open_writer(files, unfinished, creation, now_ms, steal=False)
         try:
             _commit_all(writer, batches, apps)
         finally:
@@ -169,11 +164,11 @@ def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterabl
             writer.commit({}, Batch(app.app, app.batch, app.query, app.source, app.digest))
 
 
-def check_empty(files: Files, target: Path) -> None:
-    """Raises `ConfigError` where something is in the way of a new store."""
+def _check_free(files: Files, target: Path, what: str, refusal: type[KeyfoldError]) -> None:
+    """Raises `refusal` where something is in the way."""
     if files.exists(target) and (not files.is_directory(target) or files.list_directory(target)):
-        raise ConfigError(
-            "A store cannot be made there.", path=target, expected="an empty or missing directory",
+        raise refusal(
+            f"{what} cannot be made there.", path=target, expected="an empty or missing directory",
             found="a directory with entries" if files.is_directory(target) else "a file",
             remedy="choose another path",
         )  # fmt: skip

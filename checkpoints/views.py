@@ -29,6 +29,12 @@ from keyfold.statestore.segment import Segment
 
 log = logging.getLogger("keyfold")
 
+
+def now_ms() -> int:
+    """The clock of leases, and of changelogs that are not given another one."""
+    return time.time_ns() // 1_000_000
+
+
 _NUMBER_BYTES: Final = 21
 #: A reader without a number yet: everything is spared.
 _LOADING: Final = -1
@@ -181,7 +187,7 @@ class Garbage:
         with self._lock:
             if not self._waiting:
                 return 0
-            limit = oldest_view(self._files, self._root, int(time.time() * 1000))
+            limit = oldest_view(self._files, self._root, now_ms())
             for n in self._held:
                 limit = n if limit is None else min(limit, n)
             ready = [x for x in self._waiting if limit is None or x[0] <= limit]

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from keyfold.sink import jsoncolumns
 from keyfold.sink.jsoncolumns import Part
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
+from keyfold.statestore.sparktypes import quoted
 from keyfold.statestore.typed import Columns, Format, raw_format
 
 Names = str | Sequence[str] | None
@@ -133,8 +134,7 @@ class RowEncoding:
 
     def _part(self, name: str) -> Part:
         i = self._schema.names.index(name)
-        quoted = "`" + name.replace("`", "``") + "`"
-        return Part(name, F.col(quoted if self._by_name else f"c{i}"), self._schema.fields[i].dataType)
+        return Part(name, F.col(quoted(name) if self._by_name else f"c{i}"), self._schema.fields[i].dataType)
 
     def _key(self, columns: Columns) -> Column:
         parts = [self._part(name) for name in columns.keys]

@@ -29,12 +29,12 @@ from keyfold.statestore.contract import (
     prefix_end,
 )
 from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.keybytes import prefixed
 from keyfold.statestore.kv import CHANGES_SCHEMA, Overlay, TypedStore
 from keyfold.statestore.serdes import BytesSerde, Serde
 
 _NAME: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 _SERDE: Final = ("serialize", "deserialize", "keeps_prefix")
-_NOTHING: Final = pa.scalar(b"")
 _BYTES: Final = BytesSerde()
 
 
@@ -102,10 +102,6 @@ def checked_stores(stores: object) -> dict[str, Store]:
 def prefix_of(name: str) -> bytes:
     """What the keys of a store begin with."""
     return name.encode() + b"\0"
-
-
-def prefixed(prefix: bytes, keys: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(pa.scalar(prefix), keys, _NOTHING)
 
 
 def has_other_keys(base: ReadOnlyStore, stores: Mapping[str, Store]) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.statestore.contract import Entries, ReadOnlyStore, StoreBase, check_bounds, check_key
+from keyfold.statestore.keyorder import key_order
 
 #: So many keys at once are looked up by hashing all of the store's instead of one by one.
 _MANY: Final = 1000
@@ -26,9 +27,9 @@ class ArrowStore(StoreBase):
     """
 
     def __init__(self, rows: pa.Table) -> None:
-        keys = rows.column("key").cast(pa.large_binary())
-        order = pc.sort_indices(keys)
-        self._keys: pa.Array = _joined(keys.take(order))
+        keys = _joined(rows.column("key").cast(pa.large_binary()))
+        order = pa.array(key_order(keys))
+        self._keys: pa.Array = keys.take(order)
         self._values: pa.Array = _joined(rows.column("value").cast(pa.large_binary()).take(order))
 
     def get(self, key: bytes) -> bytes | None:

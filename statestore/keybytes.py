@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
 
@@ -94,6 +95,11 @@ def layout_of(keys: pa.Array) -> Layout:
         raise ValueError("The offsets of a key column do not ascend within its data.")
     width = shortest if last - first == shortest * len(keys) else None
     return Layout(0 if data is None else data.address, offsets, width)
+
+
+def prefixed(prefix: bytes, keys: pa.Array) -> pa.Array:
+    """Every key of a `binary` array with `prefix` in front."""
+    return pc.binary_join_element_wise(pa.scalar(prefix), keys, b"")
 
 
 def word_blocks(layout: Layout, width: int) -> Iterator[tuple[slice, Sequence[Words]]]:

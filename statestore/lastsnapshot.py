@@ -22,6 +22,8 @@ from keyfold.statestore.contract import (
     check_bounds,
     check_key,
 )
+from keyfold.statestore.keybytes import prefixed
+from keyfold.statestore.keyorder import key_order
 from keyfold.statestore.rocks import Cursor
 from keyfold.statestore.storeformat import DATA, DATA_END, HEADER, META_KEY, unpack_meta
 
@@ -122,13 +124,13 @@ class RecordCursor(Cursor):
 
         Keys are gone through in their order, in which the next one is often near.
         """
-        order = pc.sort_indices(keys)
-        stored = pc.binary_join_element_wise(pa.scalar(DATA), keys.take(order), pa.scalar(b""))
+        order = key_order(keys)
+        stored = prefixed(DATA, keys.take(pa.array(order)))
         found: list[bytes | None] = []
         for start in range(0, len(stored), _TURN_KEYS):
             found += self._values(stored.slice(start, _TURN_KEYS).to_pylist())
         back = np.empty(len(order), np.int64)
-        back[order.to_numpy()] = np.arange(len(order))
+        back[order] = np.arange(len(order))
         return unpacked(binary_array(found).take(pa.array(back)))
 
     def _values(self, ascending: list[bytes]) -> list[bytes | None]:

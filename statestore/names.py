@@ -140,3 +140,8 @@ def kept_snapshot_commit(name: str) -> int | None:
 
 def snapshot_pin(snapshot: Path) -> Path:
     return snapshot / "pinned"
+
+
+def resume_pin(checkpoint: Path, changelog: str) -> Path:
+    """In a query's checkpoint: which commit of the changelog with this uuid it was resumed from."""
+    return checkpoint / f"keyfold-resume-{changelog}"

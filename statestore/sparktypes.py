@@ -140,6 +140,11 @@ def _walk(column: FieldJson) -> Iterator[tuple[str, Any, bool]]:
             todo.extend((f"{path}.{f['name']}", f["type"], in_map_key) for f in reversed(kind["fields"]))
 
 
+def quoted(name: str) -> str:
+    """A column's name as SQL writes it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def sql_text(kind: Any) -> str:
     """As SQL writes the type; without nullability, so equal texts are the same type."""
     if isinstance(kind, str):
@@ -149,7 +154,7 @@ def sql_text(kind: Any) -> str:
     if kind["type"] == "map":
         return f"map<{sql_text(kind['keyType'])},{sql_text(kind['valueType'])}>"
     if kind["type"] == "struct":
-        members = (f"`{f['name'].replace('`', '``')}`:{sql_text(f['type'])}" for f in kind["fields"])
+        members = (f"{quoted(f['name'])}:{sql_text(f['type'])}" for f in kind["fields"])
         return f"struct<{','.join(members)}>"
     return str(kind["type"])
 

@@ -67,8 +67,7 @@ class Rows:
 
     def parts(self) -> Iterator[Rows]:
         """The same, some rows at a time."""
-        lengths = pc.fill_null(pc.binary_length(self.values), 0).to_numpy(zero_copy_only=False)
-        ends = np.cumsum(lengths.astype(np.int64) + self.value_heads.shape[1])
+        ends = np.cumsum(_lengths(self.values) + self.value_heads.shape[1])
         start = 0
         while start < len(self.keys):
             limit = (ends[start - 1] if start else 0) + _ROWS_BYTES

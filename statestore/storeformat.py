@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore.keybytes import prefixed
 from keyfold.statestore.sst import Bytes, Rows
 
 FORMAT_VERSION = 1
@@ -70,7 +71,7 @@ def put_rows(batch: Any, rows: pa.RecordBatch) -> None:
     """Put or delete every row in a write batch: one call a row, rocksdict has nothing for many."""
     heads = _heads(rows)
     packed = pa.Array.from_buffers(pa.binary(HEADER.size), len(heads), [None, pa.py_buffer(heads)])
-    keys = pc.binary_join_element_wise(pa.scalar(DATA), rows.column("key"), b"")
+    keys = prefixed(DATA, rows.column("key"))
     values = pc.binary_join_element_wise(packed.cast(pa.binary()), rows.column("value"), b"")
     for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
         if value is None:

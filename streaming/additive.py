@@ -149,7 +149,7 @@ def _result(rows: DataFrame, keys: Sequence[str], aggregates: Sequence[_Aggregat
 
 
 def _column(name: str) -> Column:
-    return F.col(f"`{name.replace('`', '``')}`")
+    return F.col(sparktypes.quoted(name))
 
 
 # -- what the analyser says ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.resume import Resumed
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
+from keyfold.statestore.sparktypes import quoted
 from keyfold.streaming.rows import Rows
 
 
@@ -56,7 +57,7 @@ def initial_state(
             "The state cannot be grouped so.", path=resumed.path, expected=", ".join(frame.columns),
             found=", ".join(unknown) or "no keys", remedy="name columns of the state",
         )  # fmt: skip
-    return frame.groupBy(*(f"`{name.replace('`', '``')}`" for name in wanted))
+    return frame.groupBy(*map(quoted, wanted))
 
 
 def _nothing(spark: SparkSession, resumed: Resumed) -> DataFrame:

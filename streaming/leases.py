@@ -12,14 +12,13 @@ import errno
 import json
 import logging
 import threading
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from keyfold.checkpoints.views import ViewLock, drop_lease, write_lease
+from keyfold.checkpoints.views import ViewLock, drop_lease, now_ms, write_lease
 from keyfold.statestore import names
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files
@@ -29,10 +28,6 @@ log = logging.getLogger("keyfold")
 #: A lease is renewed when this part of its time has passed.
 _RENEWED_AFTER: Final = 3
 _READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)

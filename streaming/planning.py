@@ -15,12 +15,13 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from keyfold.checkpoints import reading
 from keyfold.checkpoints.handing import HandedView
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.opening import View
-from keyfold.checkpoints.reading import read_segments
-from keyfold.checkpoints.restore import state_batches, unique_below_of
+from keyfold.checkpoints.restore import state_batches
 from keyfold.checkpoints.state import State
+from keyfold.checkpoints.views import now_ms
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError, KeyfoldError, ViewExpired
 from keyfold.statestore.files import Files
@@ -66,7 +67,7 @@ class Piece(InputPartition):
                 if self.folded:
                     yield from state_batches(files, directory, self.segments, self.end, self.unique_below)
                 else:
-                    yield from read_segments(files, directory, self.segments, self.begin, self.end)
+                    yield from reading.read_segments(files, directory, self.segments, self.begin, self.end)
             except ViewExpired as e:
                 raise self._expired(e, e.expected, e.found) from e
 
@@ -118,7 +119,7 @@ class Planner:
 
         A lease that holds already is on this state or on an older one: on that it keeps more.
         """
-        if self._lease is not None and not self._lease.is_due(leases.now_ms()):
+        if self._lease is not None and not self._lease.is_due(now_ms()):
             return self.state()
         with leases.looking(self.files, self.root) as lock:
             state = self.state()
@@ -152,7 +153,7 @@ class Planner:
             if number in partitions and end > p.start:
                 segments = tuple(s for s in p.segments if s.base < end)
                 whole = self._piece(number, segments, p.start, end)
-                found.append(replace(whole, folded=True, unique_below=unique_below_of(p)))
+                found.append(replace(whole, folded=True, unique_below=reading.unique_below_of(p)))
         return found
 
     def handed_pieces(self, view: HandedView, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
@@ -170,10 +171,20 @@ class Planner:
         lease = None
         if view.lease is not None:
             lease = Lease(view.lease, view.n, view.expires_ms, view.timeout_ms)
-            if lease.is_due(leases.now_ms()):
+            if lease.is_due(now_ms()):
                 lease = self._prolonged(lease)
         return [
-            Piece(self.root, view.changelog, number, segments, view.starts[number], ends[number], True, lease)
+            Piece(
+                self.root,
+                view.changelog,
+                number,
+                segments,
+                view.starts[number],
+                ends[number],
+                True,
+                lease,
+                view.unique_below[number],
+            )
             for number, segments in view.segments.items()
             if number in partitions and ends[number] > view.starts[number]
         ]

@@ -80,6 +80,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The URL of a bucket on a server of S3's protocol on loopback, with a place for a file name."""
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+    import pyarrow.fs
+
+    patch = pytest.MonkeyPatch()
+    for name, value in keys.items():
+        patch.setenv(name, value)
+    try:
+        url = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
+        filesystem, _ = pyarrow.fs.FileSystem.from_uri(f"s3://bucket/x{url}")
+        filesystem.create_dir("bucket")
+        yield "s3://bucket/{}" + url
+    finally:
+        server.stop()
+        patch.undo()
+
+
 @pytest.fixture(scope="session")
 def soak() -> bool:
     """Whether this run may take its time (`make soak`): more rounds, more examples."""

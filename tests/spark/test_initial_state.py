@@ -18,8 +18,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from keyfold.checkpoints import resume
 from keyfold.sink import ChangelogSink
 from keyfold.statestore.errors import ConfigError
-from keyfold.streaming import initial_state, register
+from keyfold.streaming import initial_state
 from support.events import QUIET, Events, finish, fold, forget_batch, kept, lose
+from support.session import stateful_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,12 +78,7 @@ def by_pandas(live: DataFrame, state: Any) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
-    """A session with the state store that `transformWithState` needs."""
-    own = spark.newSession()
-    name = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    own.conf.set("spark.sql.streaming.stateStore.providerClass", name)
-    register(own)
-    return own
+    return stateful_session(spark)
 
 
 @pytest.fixture

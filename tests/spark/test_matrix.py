@@ -19,7 +19,6 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("google.protobuf")
 
-from keyfold.streaming import register
 from support.matrix import (
     FAULTS,
     KINDS,
@@ -32,6 +31,7 @@ from support.matrix import (
     while_restoring,
     write_events,
 )
+from support.session import stateful_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,12 +44,7 @@ _FIRST_KIND = random.SystemRandom().randrange(len(KINDS))
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
-    """A session with the state store that `transformWithState` needs."""
-    made = spark.newSession()
-    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    made.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-    register(made)
-    return made
+    return stateful_session(spark)
 
 
 def live(jobs: list[Job], session: SparkSession, moment: Moment) -> None:

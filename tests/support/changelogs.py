@@ -18,6 +18,16 @@ from keyfold.checkpoints.journal import Head, decode_line, encode_line
 BY_HAND = {"cleaner.threads": 0}
 
 
+class Clock:
+    """A clock that stands until a test sets it."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
 def rows(*pairs: tuple[str, str | None]) -> pa.Table:
     keys = pa.array([key.encode() for key, _ in pairs], pa.binary())
     return pa.table({"key": keys, "value": pa.array([v and v.encode() for _, v in pairs], pa.binary())})

@@ -26,6 +26,7 @@ from faults import KillAt, Killed, Selection, changes, on
 from keyfold.checkpoints import Changelog, Resumed, restore, resume_if_lost
 from keyfold.sink import ChangelogSink, TaskSink
 from keyfold.sink.task import Int64Serde, Store, StringSerde
+from keyfold.statestore.typed import Columns
 from keyfold.streaming import aggregate, initial_state
 from support.lives import bury
 
@@ -46,8 +47,6 @@ def write_events(path: Path, draw: random.Random, count: int) -> list[Event]:
         "type": "struct",
         "fields": [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in fields],
     }
-    from keyfold.statestore.typed import Columns
-
     columns = Columns(schema, ("id",), "json", "json")
     values = [
         f'{{"key":"{key}","amount":{amount},"gone":{str(gone).lower()}}}'.encode()
@@ -320,9 +319,8 @@ def before_spark_commits(job: Job, sink: ChangelogSink | TaskSink, df: DataFrame
 
 def while_cleaning(job: Job, sink: ChangelogSink | TaskSink, df: DataFrame, batch: int) -> None:
     """At the line that swaps cleaned segments in. The batch itself was not begun."""
-    job.files.arm(0, on("append", path="*.journal"))
-    # Sealing writes a line too; what is sealed already is enough to clean.
-    job.files.arm(1, on("append", path="*.journal"))
+    # Sealing writes a line before.
+    job.files.arm(1, _COMMIT)
     sink.log.compact()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from keyfold.streaming import register
+
 _LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -48,3 +50,12 @@ def spark_session(directory: Path) -> SparkSession:
     for name, value in options.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def stateful_session(spark: SparkSession) -> SparkSession:
+    """A session beside `spark` with the state store that `transformWithState` needs, and keyfold's source."""
+    made = spark.newSession()
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    made.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    register(made)
+    return made

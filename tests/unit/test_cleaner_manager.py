@@ -18,6 +18,7 @@ from keyfold.checkpoints.cleaner_manager import FAILURES_MAX, CleanerManager
 from keyfold.checkpoints.compactor import PassStatistics, clean_partition
 from keyfold.statestore.errors import ConfigError, Damaged, StorageFailed
 from keyfold.statestore.hashing import partition_of
+from support.changelogs import Clock
 from support.waiting import eventually
 
 CONFIG = {
@@ -27,14 +28,6 @@ CONFIG = {
     "min.cleanable.dirty.ratio": 0.5,
 }
 PARTITIONS = 3
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def keys_of(partition: int, count: int) -> list[bytes]:

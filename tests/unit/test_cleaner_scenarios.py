@@ -16,17 +16,10 @@ from keyfold.checkpoints.retention import apply_retention
 from keyfold.checkpoints.section import Section, section_of
 from keyfold.statestore.errors import CompactedAway
 from keyfold.statestore.segment import Segment
+from support.changelogs import Clock
 
 TESTS = Path(__file__).resolve().parent.parent
 CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": 4096}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 @pytest.fixture

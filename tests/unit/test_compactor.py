@@ -12,16 +12,10 @@ from keyfold.checkpoints.compactor import clean_partition
 from keyfold.checkpoints.retention import apply_retention
 from keyfold.statestore.errors import CompactedAway, ConfigError, StorageFailed
 from keyfold.statestore.files import Files
+from support.changelogs import Clock
 
 CONFIG = {"cleaner.threads": 0, "segment.bytes": 4096, "anchors.auto": 0}
 KEYS = 300
-
-
-class Clock:
-    now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def table(rows: dict[str, str | None]) -> pa.Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -287,30 +286,6 @@ def test_a_clone_is_made_of_a_whole_snapshot_in_an_empty_place(
 
 
 # -- elsewhere -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The URL of a bucket on a server of S3's protocol on loopback, with a place for a file name."""
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
-    saved = {name: os.environ.get(name) for name in keys}
-    os.environ.update(keys)
-    try:
-        url = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
-        filesystem, _ = pa.fs.FileSystem.from_uri(f"s3://bucket/x{url}")
-        filesystem.create_dir("bucket")
-        yield "s3://bucket/{}" + url
-    finally:
-        server.stop()
-        for name, value in saved.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def test_a_snapshot_behind_s3(log: Changelog, s3: str, tmp_path: Path) -> None:

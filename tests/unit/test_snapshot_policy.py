@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -345,28 +344,6 @@ def test_a_folder_of_half_ones_or_of_several_changelogs_is_refused(dest: Path, t
             log.snapshot(dest / f"{number:012d}")
     with pytest.raises(ConfigError, match="several changelogs"):
         Changelog.clone(dest, tmp_path / "clone")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The URL of a bucket on a server of S3's protocol on loopback, with a place for a file name."""
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
-    patch = pytest.MonkeyPatch()
-    for name, value in keys.items():
-        patch.setenv(name, value)
-    assert os.environ["AWS_ACCESS_KEY_ID"] == "test"
-    try:
-        url = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
-        filesystem, _ = pa.fs.FileSystem.from_uri(f"s3://bucket/x{url}")
-        filesystem.create_dir("bucket")
-        yield "s3://bucket/{}" + url
-    finally:
-        server.stop()
-        patch.undo()
 
 
 def test_the_same_behind_s3(log: Changelog, s3: str, tmp_path: Path) -> None:

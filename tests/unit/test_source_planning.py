@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from faults import FailAt, changes
 from keyfold.checkpoints import Changelog
 from keyfold.checkpoints.reading import read_segments
+from keyfold.checkpoints.views import now_ms
 from keyfold.statestore import names
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import LOCAL
@@ -229,7 +230,7 @@ def test_a_task_that_begins_late_renews_its_lease_at_once(path: Path) -> None:
         file = names.lease(path, piece.lease.identifier)
         before = json.loads(file.read_bytes())["expires_ms"]
         time.sleep(0.01)
-        with Keeper(LOCAL, path, replace(piece.lease, expires_ms=leases.now_ms() + 1000)):
+        with Keeper(LOCAL, path, replace(piece.lease, expires_ms=now_ms() + 1000)):
             assert json.loads(file.read_bytes())["expires_ms"] > before
 
 

@@ -16,17 +16,10 @@ from keyfold.sink.task_runner import Task, TaskRunner, is_task
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.kv import StoreClosed
 from keyfold.statestore.serdes import Int64Serde, JsonSerde, StringSerde
-from support.changelogs import BY_HAND
+from support.changelogs import BY_HAND, Clock
 from support.tasks import Driver, batch_of, deliver, records
 
 TWO = {"words": Store(StringSerde(), Int64Serde()), "clock": Store()}
-
-
-class Clock:
-    now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 @pytest.fixture
