@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 class RestoreListener(Protocol):
@@ -30,6 +31,9 @@ class Bar:
     """A listener that shows a bar with records, bytes per second and time left."""
 
     def __init__(self) -> None:
+        # Every process of a Spark job imports this module; few show a bar.
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         self._progress = Progress(
             TextColumn("restoring"),
             BarColumn(),
