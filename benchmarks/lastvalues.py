@@ -69,7 +69,7 @@ def median_s(work: Callable[[], object]) -> float:
 
 def read_rates(directory: Path, keys: int) -> Iterator[tuple[str, str]]:
     random = np.random.default_rng(7)
-    with LastValues.open(directory / "read", _IDENTITY, block_cache_bytes=max(32 << 20, keys * 200)) as store:
+    with LastValues.open(directory / "read", _IDENTITY) as store:
         store.apply(batch_of(random.permutation(keys), 0, random), keys)
         stored = keys_of(np.arange(keys)).to_pylist()
         store.get_all(stored)

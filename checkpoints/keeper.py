@@ -320,10 +320,15 @@ class Keeper:
         if store.applied == 0:
             self._started_at[number] = p.start
         self._stores[number] = store
+        steps = 0
         for batch, end in self._steps(p, number, max(store.applied, p.start)):
             store.apply(batch, end)
+            steps += 1
             if self._stop:
                 return
+        if steps > 1:
+            # Much at once, so that nothing like it may come soon.
+            store.rest()
 
     def _steps(self, p: PartitionState, number: int, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Last records per key of consecutive stretches of the log, and where each stretch ends."""

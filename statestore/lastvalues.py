@@ -31,6 +31,8 @@ from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.keyorder import key_order
 from keyfold.statestore.lastsnapshot import LastValuesSnapshot, RecordCursor, rows_between
 from keyfold.statestore.rocks import (
+    FILES_OF_READ,
+    FILES_OF_WRITTEN,
     REBUILT,
     Cursor,
     StoreUnusable,
@@ -57,8 +59,6 @@ from keyfold.statestore.storeformat import (
 
 __all__ = ["Identity", "LastValues", "LastValuesSnapshot", "StoreUnusable"]
 
-BLOCK_CACHE_BYTES = 32 << 20
-
 #: From so many rows on a sorted file is built and ingested, below they go into a write batch. At 5,000 rows
 #: both cost the same; at 100,000 the file takes a third of the time and never holds the interpreter for long.
 INGEST_ROWS = 20_000
@@ -81,6 +81,7 @@ class LastValues(StoreBase):
         self._db: Rdict | None = db
         self._options = options
         self._applied = 0
+        self._resting = True
         self._writing = threading.Lock()
         self._viewing = threading.Lock()
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
@@ -92,7 +93,6 @@ class LastValues(StoreBase):
         identity: Identity | None,
         *,
         files: Files = LOCAL,
-        block_cache_bytes: int = BLOCK_CACHE_BYTES,
     ) -> LastValues:
         """The store in `directory`, made if missing; of any identity, and only if it is there, where none is
         given. Raises `StoreUnusable`.
@@ -101,7 +101,7 @@ class LastValues(StoreBase):
             files.make_directory(directory)
         except OSError as error:
             raise unusable(directory, error) from error
-        options = database_options(block_cache_bytes)
+        options = database_options()
         db = open_database(directory, options)
         store = cls(directory, files, db, options)
         try:
@@ -161,6 +161,7 @@ class LastValues(StoreBase):
             if applied <= self._applied:
                 return
             rows = _checked(last, applied)
+            self._rest(False)
             if rows.num_rows < INGEST_ROWS:
                 self._write(db, rows, applied)
             else:
@@ -203,14 +204,28 @@ class LastValues(StoreBase):
 
         Raises `StoreUnusable`.
         """
-        self._set_compacting(False)
+        self._set("disable_auto_compactions", "true")
         yield
-        self._set_compacting(True)
+        self._set("disable_auto_compactions", "false")
+        self.rest()
 
-    def _set_compacting(self, by_itself: bool) -> None:
+    def rest(self) -> None:
+        """Nothing is applied for now: RocksDB may put its files in better order for who reads, meanwhile.
+
+        Raises `StoreUnusable`.
+        """
+        with self._writing:
+            self._rest(True)
+
+    def _rest(self, resting: bool) -> None:
+        if resting != self._resting:
+            self._set("level0_file_num_compaction_trigger", FILES_OF_READ if resting else FILES_OF_WRITTEN)
+            self._resting = resting
+
+    def _set(self, option: str, value: object) -> None:
         db = self._opened()
         try:
-            db.set_options({"disable_auto_compactions": "false" if by_itself else "true"})
+            db.set_options({option: str(value)})
         except Exception as error:
             raise self._failed(error) from error
 

@@ -26,7 +26,6 @@ from typing import Any, cast
 
 from rocksdict import (
     BlockBasedOptions,
-    Cache,
     DbClosedError,
     DBCompressionType,
     IngestExternalFileOptions,
@@ -40,7 +39,7 @@ from rocksdict import (
 from keyfold.statestore.contract import closed
 from keyfold.statestore.errors import KeyfoldError
 
-_BLOCK_BYTES = 8 << 10
+_BLOCK_BYTES = 4 << 10
 _WRITE_BUFFER_BYTES = 8 << 20
 _OPEN_FILES_MAX = 256
 _LOG_BYTES_MAX = 1 << 20
@@ -75,15 +74,21 @@ def unusable(directory: Path, error: Exception) -> StoreUnusable:
     return StoreUnusable(what, path=directory, found=message, remedy=REBUILT)
 
 
-def database_options(block_cache_bytes: int) -> Options:
-    """Bounded memory, checks on, small logs.
+#: So many files that may hold any key are put together into one: where a store is written to, and where it
+#: is only read.
+FILES_OF_WRITTEN = 4
+FILES_OF_READ = 2
 
-    Blocks of 8 KiB with a restart every 4 keys made `get` of many keys 1.5 times as fast as the defaults.
+
+def database_options() -> Options:
+    """Files are mapped, not compressed, and not cached; checks on, small logs.
+
+    With a million keys of 116 bytes, lists of keys were found 1.7 times as fast as through a block cache of
+    32 MiB over lz4, single keys in a tenth of the time (the cache was too small for the filter of a large
+    file), without that memory; the files are 1.7 times as large. The page cache bounds itself.
     """
     blocks = BlockBasedOptions()
-    blocks.set_block_cache(Cache(block_cache_bytes))
-    blocks.set_cache_index_and_filter_blocks(True)
-    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    blocks.disable_cache()
     blocks.set_bloom_filter(10, False)
     blocks.set_block_size(_BLOCK_BYTES)
     blocks.set_block_restart_interval(4)
@@ -91,7 +96,9 @@ def database_options(block_cache_bytes: int) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(blocks)
-    options.set_compression_type(DBCompressionType.lz4())
+    options.set_compression_type(DBCompressionType.none())
+    options.set_allow_mmap_reads(True)
+    options.set_level_zero_file_num_compaction_trigger(FILES_OF_READ)
     options.set_paranoid_checks(True)
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(2)

@@ -219,13 +219,6 @@ def test_a_store_that_is_open_already_is_unusable_here_and_in_another_process(di
         assert store.get(b"a") == b"1"
 
 
-def test_the_cache_size_given_at_reopening_counts(directory: Path) -> None:
-    """RocksDB saves its options, and rocksdict would rather take those."""
-    for size in (1 << 20, 3 << 20):
-        with LastValues.open(directory, IDENTITY, block_cache_bytes=size) as store:
-            assert store._opened().property_int_value("rocksdb.block-cache-capacity") == size
-
-
 def test_values_are_never_unpickled(directory: Path) -> None:
     pickled = b"\x80\x04\x8c\x04text."
     with LastValues.open(directory, IDENTITY) as store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +40,7 @@ def rows_of(rows: dict[bytes, bytes | None], prefix: bytes = b"", head: bytes = 
 
 def ingested(directory: Path, *parts: Rows) -> Rdict:
     write(directory / "made.sst", *parts)
-    db = open_database(directory / "db", database_options(1 << 20))
+    db = open_database(directory / "db", database_options())
     db.ingest_external_file([str(directory / "made.sst")], moving_ingestion())
     return db
 
@@ -85,7 +84,7 @@ def test_a_file_covers_what_was_there_before(
     before: dict[bytes, bytes | None], rows: dict[bytes, bytes | None]
 ) -> None:
     with tempfile.TemporaryDirectory() as made:
-        db = open_database(Path(made) / "db", database_options(1 << 20))
+        db = open_database(Path(made) / "db", database_options())
         for key, value in before.items():
             if value is not None:
                 db[key] = value
@@ -141,7 +140,7 @@ def test_a_flipped_byte_in_a_block_is_noticed(directory: Path, place: float) -> 
     data = bytearray(path.read_bytes())
     data[int(2000 * 22 * place)] ^= 4
     path.write_bytes(data)
-    db = open_database(directory / "db", database_options(1 << 20))
+    db = open_database(directory / "db", database_options())
 
     def read() -> None:
         db.ingest_external_file([str(path)], moving_ingestion())
@@ -150,13 +149,3 @@ def test_a_flipped_byte_in_a_block_is_noticed(directory: Path, place: float) -> 
     with pytest.raises(Exception, match="Corruption"):
         read()
     db.close()
-
-
-def test_every_block_ends_in_its_masked_checksum(directory: Path) -> None:
-    """The mask is that of LevelDB's `crc32c.h`: a rotation by 15 bits, and a constant."""
-    assert sst._masked(np.array([0, 0xFFFFFFFF, 0x12345678])).tolist() == [
-        0xA282EAD8, 0xA282EAD7, ((0x12345678 >> 15 | 0x12345678 << 17) + 0xA282EAD8) & 0xFFFFFFFF,
-    ]  # fmt: skip
-    path = directory / "made.sst"
-    write(path, rows_of({b"a": b"1"}))
-    assert path.read_bytes()[-8:] == struct.pack("<Q", 0x88E241B785F4CFF7)
