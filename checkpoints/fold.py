@@ -137,17 +137,18 @@ def last_values(
         As `compact`.
     """
     offset_map = OffsetMap.build(dirty or source, unique_below, (), None, hash_keys, hold=hold)
-    cursor = offset_map.cursor()
+    cursor = offset_map.cursor() if offset_map.distinct_keys else None
     # Small batches cost where keys are looked up, and nothing else.
-    for batch in _joined(source()) if offset_map.distinct_keys else source():
-        rows = cursor.kept(batch, _Hashes(batch, hash_keys))
+    for batch in source() if cursor is None else _joined(source()):
+        rows = None if cursor is None else cursor.kept(batch, _Hashes(batch, hash_keys))
         if batch.column("value").null_count:
             values = has_value(batch)
             rows = np.flatnonzero(values) if rows is None else rows[values[rows]]
         staying = _select(batch, rows)
         if staying.num_rows:
             yield staying
-    cursor.finish()
+    if cursor is not None:
+        cursor.finish()
 
 
 def last_per_key(rows: Rows, hash_keys: HashKeys = group_hash) -> Rows:
@@ -193,14 +194,15 @@ def gathered(
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        full = rows + batch.num_rows > rows_max or size + batch.nbytes > bytes_max
-        if waiting and (full or not batch.num_rows):
+        more_rows, more_bytes = batch.num_rows, batch.nbytes
+        full = rows + more_rows > rows_max or size + more_bytes > bytes_max
+        if waiting and (full or not more_rows):
             yield waiting
             waiting, rows, size = [], 0, 0
-        if batch.num_rows:
+        if more_rows:
             waiting.append(batch)
-            rows += batch.num_rows
-            size += batch.nbytes
+            rows += more_rows
+            size += more_bytes
         if rows >= rows_max or size >= bytes_max:
             # Nothing more fits, so it need not wait until something more comes.
             yield waiting

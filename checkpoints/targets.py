@@ -6,12 +6,10 @@ Both take the state as it comes, some tens of megabytes at a time, so that its s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from keyfold.checkpoints import records
 from keyfold.checkpoints.fold import gathered
@@ -25,11 +23,11 @@ from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity as StoreIdentity
-from keyfold.statestore.lastvalues import LastValues, StoreUnusable, in_key_order
+from keyfold.statestore.lastvalues import LastValues, StoreUnusable
 
 #: So much of the state is in one sorted file of a store, or in one commit of a changelog.
 _STEP_ROWS: Final = 1 << 20
-_STEP_BYTES: Final = 48 << 20
+_STEP_BYTES: Final = 16 << 20
 
 #: The partition that a store of all partitions says it is of.
 _ALL_PARTITIONS: Final = (1 << 32) - 1
@@ -50,7 +48,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
         files.make_directory(target)
         store = LastValues.open(target, StoreIdentity(changelog, _ALL_PARTITIONS, 0), files=files)
         try:
-            _fill(store, batches)
+            store.load(_ranges(batches))
         except BaseException:
             store.destroy()
             raise
@@ -63,20 +61,12 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
     return store
 
 
-def _fill(store: LastValues, batches: Iterable[pa.RecordBatch]) -> None:
-    """While one part is encoded and taken over, the next one is read and sorted."""
+def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordBatch], int]]:
     applied = 0
-    before: Future[None] | None = None
-    with store.loading(), ThreadPoolExecutor(1, thread_name_prefix="keyfold-store") as pool:
-        for few in gathered(batches, _STEP_ROWS, _STEP_BYTES):
-            part = in_key_order(pa.concat_batches(few))
-            # Offsets of several partitions: the store only has to be told that it goes on.
-            applied = max(applied, pc.max(part.column("offset")).as_py()) + 1
-            if before is not None:
-                before.result()
-            before = pool.submit(store.apply, part, applied)
-        if before is not None:
-            before.result()
+    for few in gathered(batches, _STEP_ROWS, _STEP_BYTES):
+        # Offsets of several partitions: the store only has to be told that it goes on.
+        applied = max(applied, *(batch.column("offset")[-1].as_py() for batch in few)) + 1
+        yield few, applied
 
 
 def open_store(path: str | Path, *, files: Files = LOCAL) -> ReadOnlyStore:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.keyorder import key_order
 from keyfold.statestore.lastsnapshot import LastValuesSnapshot, RecordCursor, rows_between
 from keyfold.statestore.rocks import (
+    CORES,
     FILES_OF_READ,
     FILES_OF_WRITTEN,
     REBUILT,
@@ -181,33 +183,69 @@ class LastValues(StoreBase):
     def _ingest(self, db: Rdict, rows: pa.RecordBatch, applied: int) -> None:
         """As one sorted file: one entry of RocksDB's manifest takes it over, after a flush of older rows."""
         path = self._directory / _LOAD_FILE
-        meta = meta_row(self._identity, applied)
         try:
-            self._remove_load_file()
-            sorted_file = SortedFile()
-            file = self._files.create(path)
-            try:
-                for part in (meta, sorted_rows(rows)):
-                    for blocks in sorted_file.add(part):
-                        self._files.append(file, [blocks])
-                self._files.append(file, sorted_file.finish())
-            finally:
-                self._files.close(file)
+            self._write_file(path, rows, applied)
             # RocksDB syncs the file that it takes over by a link.
             db.ingest_external_file([str(path)], moving_ingestion())
         except Exception as error:
             raise self._failed(error) from error
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Many large applies follow one another: RocksDB does not begin to compact before the last one.
+    def _write_file(self, path: Path, rows: pa.RecordBatch, applied: int) -> None:
+        """A sorted file to be ingested.
 
-        Raises `StoreUnusable`.
+        RocksDB takes it over by a hard link, and a kill can leave both names of what is then live data: to
+        write to this one again would empty the live file.
         """
-        self._set("disable_auto_compactions", "true")
-        yield
-        self._set("disable_auto_compactions", "false")
-        self.rest()
+        if self._files.exists(path):
+            self._files.unlink(path)
+        sorted_file = SortedFile()
+        file = self._files.create(path)
+        try:
+            for part in (meta_row(self._identity, applied), sorted_rows(rows)):
+                for blocks in sorted_file.add(part):
+                    self._files.append(file, [blocks])
+            self._files.append(file, sorted_file.finish())
+        finally:
+            self._files.close(file)
+
+    def load(self, ranges: Iterable[tuple[list[pa.RecordBatch], int]]) -> None:
+        """`apply` for much at once: the rows of several ranges, one behind the other, are sorted and written
+        on all cores, and RocksDB does not begin to compact before the last.
+
+        Args:
+            ranges: what `apply` takes, the rows in batches; so many as there are cores, and one more, are
+                held at a time.
+
+        Raises as `apply`, with a part of the ranges applied, or none; and what `ranges` raises.
+        """
+        waiting: deque[tuple[Path, int, Future[None]]] = deque()
+        with self._writing, ThreadPoolExecutor(CORES, thread_name_prefix="keyfold-load") as pool:
+            db = self._opened()
+            self._set("disable_auto_compactions", "true")
+            try:
+                for number, (batches, applied) in enumerate(ranges):
+                    path = self._directory / f"load-{number % (CORES + 1)}.tmp"
+                    waiting.append((path, applied, pool.submit(self._prepare, path, batches, applied)))
+                    if len(waiting) > CORES:
+                        self._take_over(db, *waiting.popleft())
+                while waiting:
+                    self._take_over(db, *waiting.popleft())
+            finally:
+                self._set("disable_auto_compactions", "false")
+                self._rest(True)
+
+    def _prepare(self, path: Path, batches: list[pa.RecordBatch], applied: int) -> None:
+        self._write_file(path, _checked(pa.concat_batches(batches), applied), applied)
+
+    def _take_over(self, db: Rdict, path: Path, applied: int, written: Future[None]) -> None:
+        try:
+            written.result()
+            db.ingest_external_file([str(path)], moving_ingestion())
+        except ValueError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+        self._applied = applied
 
     def rest(self) -> None:
         """Nothing is applied for now: RocksDB may put its files in better order for who reads, meanwhile.
@@ -228,16 +266,6 @@ class LastValues(StoreBase):
             db.set_options({option: str(value)})
         except Exception as error:
             raise self._failed(error) from error
-
-    def _remove_load_file(self) -> None:
-        """Make the name free.
-
-        RocksDB takes the file over by a hard link, and a kill can leave both names of what is then live data:
-        to write to this one again would empty the live file.
-        """
-        path = self._directory / _LOAD_FILE
-        if self._files.exists(path):
-            self._files.unlink(path)
 
     def flush(self) -> None:
         """All that was applied survives a crash after this returns. Raises `StoreUnusable`."""

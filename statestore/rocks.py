@@ -163,7 +163,7 @@ def _closed(db: Rdict, directory: Path, *, last: bool) -> bool:
 
 def get_many(db: Rdict, keys: list[bytes]) -> list[bytes | None]:
     """The values of `keys`; large lists on all cores. Raises what rocksdict raises."""
-    parts = max(1, min(_CORES, len(keys) // _PART_KEYS_MIN))
+    parts = max(1, min(CORES, len(keys) // _PART_KEYS_MIN))
     size = -(-len(keys) // parts)
     get = cast(Any, db.get)
     others = [_pool().submit(get, keys[size * n : size * (n + 1)]) for n in range(1, parts)]
@@ -173,13 +173,14 @@ def get_many(db: Rdict, keys: list[bytes]) -> list[bytes | None]:
     return values
 
 
-_CORES = len(os.sched_getaffinity(0))
+#: that this process may run on
+CORES = len(os.sched_getaffinity(0))
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     """Shared by all stores of the process. A list of keys is looked up without holding the interpreter."""
-    return ThreadPoolExecutor(max(1, _CORES - 1), thread_name_prefix="keyfold-get")
+    return ThreadPoolExecutor(max(1, CORES - 1), thread_name_prefix="keyfold-get")
 
 
 # Threads do not survive a fork.

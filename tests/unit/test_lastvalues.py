@@ -24,6 +24,7 @@ from keyfold.statestore.contract import StoreClosed
 from keyfold.statestore.kv import Overlay, ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity, LastValues, StoreUnusable
 from support.folds import IDENTITY, IN_MEMORY, Record, apply, folded, last_per_key, records_from
+from support.waiting import eventually
 
 OPEN = """
 import pathlib, sys
@@ -158,6 +159,84 @@ def test_a_leftover_load_file_that_is_also_live_data_is_not_written_through(
     with LastValues.open(directory, IDENTITY) as store:
         assert dict(store.all()) == {b"old": b"1", b"new": b"2", b"both": b"2"}
     assert not (directory / "load.tmp").exists()
+
+
+RANGES = [
+    records_from(
+        100 * n, *((b"%d" % (k * (n + 1) % 70), None if k % 9 == n else b"%d-%d" % (n, k)) for k in range(60))
+    )
+    for n in range(9)
+]
+
+
+def load(store: LastValues, ranges: list[list[Record]]) -> None:
+    """Each range in two batches."""
+    rows = [(last_per_key(records), records[-1][0] + 1) for records in ranges]
+    store.load(([batch[:7], batch[7:]], applied) for batch, applied in rows)
+
+
+def test_what_is_loaded_is_as_if_it_had_been_applied(directory: Path) -> None:
+    with LastValues.open(directory, IDENTITY) as store:
+        apply(store, records_from(0, (b"0", b"before"), (b"never again", b"v")))
+        load(store, RANGES)
+    expected = folded(records_from(0, (b"never again", b"v")) + [r for records in RANGES for r in records])
+    with LastValues.open(directory, IDENTITY) as store:
+        assert store.applied == RANGES[-1][-1][0] + 1
+        assert dict(store.all()) == expected
+        assert store.get_all(list(expected)) == list(expected.values())
+    assert not list(directory.glob("load*"))
+
+
+@pytest.mark.parametrize("wrong", [0, 4, 8])
+def test_ranges_in_front_of_a_wrong_one_are_loaded(directory: Path, wrong: int) -> None:
+    rows = [([last_per_key(records)], records[-1][0] + 1) for records in RANGES]
+    rows[wrong] = (rows[wrong][0], 1)
+    with LastValues.open(directory, IDENTITY) as store:
+        with pytest.raises(ValueError, match="is not below"):
+            store.load(rows)
+        before = [r for records in RANGES[:wrong] for r in records]
+        assert store.applied == (before[-1][0] + 1 if before else 0)
+        assert dict(store.all()) == folded(before)
+        load(store, RANGES)
+        assert dict(store.all()) == folded([r for records in RANGES for r in records])
+
+
+def test_a_leftover_of_a_killed_load_is_not_written_through(directory: Path) -> None:
+    with LastValues.open(directory, IDENTITY) as store:
+        load(store, [records_from(0, (b"old", b"1"), (b"both", b"1"), *((b"%d" % n, b"") for n in range(9)))])
+    (live,) = directory.glob("*.sst")
+    for number in range(8):
+        os.link(live, directory / f"load-{number}.tmp")
+    with LastValues.open(directory, IDENTITY) as store:
+        load(store, [records_from(20, *((b"new%d" % n, b"2") for n in range(9)))])
+        assert store.get_all([b"old", b"both", b"new0"]) == [b"1", b"1", b"2"]
+        assert store.get(b"8") == b""
+
+
+def test_files_are_put_together_sooner_where_nothing_is_written(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lastvalues, "INGEST_ROWS", 1)
+
+    def files() -> int:
+        return len(list(directory.glob("*.sst")))
+
+    with LastValues.open(directory, IDENTITY) as store:
+        for records in RANGES[:3]:
+            apply(store, records)
+        time.sleep(0.3)
+        assert files() == 3
+    with LastValues.open(directory, IDENTITY) as store:
+        eventually(lambda: files() == 1)
+        load(store, RANGES[3:6])
+        eventually(lambda: files() == 1)
+        for records in RANGES[6:]:
+            apply(store, records)
+        time.sleep(0.3)
+        assert files() > 2
+        store.rest()
+        eventually(lambda: files() == 1)
+        assert dict(store.all()) == folded([r for records in RANGES for r in records])
 
 
 # -- open ---------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_a_store_whose_last_part_is_not_taken_over_is_none(
     log: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lastvalues, "INGEST_ROWS", 1)
-    files = FailAt(0, only=on("create", path="*/load.tmp"))
+    files = FailAt(0, only=on("create", path="*/load-*.tmp"))
     with pytest.raises(StorageFailed):
         restore(log.path, files=files).to_store(tmp_path / "store")
     assert files.failed == 1
