@@ -228,7 +228,8 @@ def test_files_are_put_together_sooner_where_nothing_is_written(
         assert files() == 3
     with LastValues.open(directory, IDENTITY) as store:
         eventually(lambda: files() == 1)
-        load(store, RANGES[3:6])
+        apply(store, RANGES[3])
+        load(store, RANGES[4:6])
         eventually(lambda: files() == 1)
         for records in RANGES[6:]:
             apply(store, records)
