@@ -18,9 +18,9 @@ STREAMS := .kafka-jars-streams
 # The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
 INSTALLED := installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-# Two processes: one takes the tests that share a Spark session, the other the rest.
+# Three processes on two cores: two of them share a Spark session among their tests, and wait much.
 PYTEST := $(TEST)/bin/python -m pytest
-PARALLEL := -n 2 --dist loadgroup
+PARALLEL := -n 3 --dist loadgroup
 PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 

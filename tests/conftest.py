@@ -35,6 +35,11 @@ settings.register_profile("soak", max_examples=3000, **_COMMON)  # type: ignore[
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
 settings.load_profile(PROFILE)
 
+# JVMs that live for seconds or minutes spend much of them in their second compiler, and in `jspawnhelper` for
+# each `chmod` and `readlink` of Hadoop's local file system.
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
+)
 
 _RESUMING = ("test_aggregate.py", "test_initial_state.py", "test_matrix.py", "test_resume.py")
 

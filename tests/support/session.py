@@ -20,10 +20,6 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
-# A JVM that lives for seconds spends most of them in its second compiler, and in `jspawnhelper` for each
-# `chmod` and `readlink` of Hadoop's local file system.
-_SHORT_LIVES = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
-
 
 def spark_session(directory: Path) -> SparkSession:
     """A small local session whose files all live in `directory` (absolute, made if missing)."""
@@ -40,7 +36,7 @@ def spark_session(directory: Path) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory} {_SHORT_LIVES}"
+            f"-Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory}"
         ),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
