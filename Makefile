@@ -18,9 +18,9 @@ STREAMS := .kafka-jars-streams
 # The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
 INSTALLED := installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-# Three processes on two cores: two of them share a Spark session among their tests, and wait much.
+# Two processes: each shares a Spark session among some of its tests.
 PYTEST := $(TEST)/bin/python -m pytest
-PARALLEL := -n 3 --dist loadgroup
+PARALLEL := -n 2 --dist loadgroup
 PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 
