@@ -137,18 +137,17 @@ def last_values(
         As `compact`.
     """
     offset_map = OffsetMap.build(dirty or source, unique_below, (), None, hash_keys, hold=hold)
-    cursor = offset_map.cursor() if offset_map.distinct_keys else None
+    cursor = offset_map.cursor()
     # Small batches cost where keys are looked up, and nothing else.
-    for batch in source() if cursor is None else _joined(source()):
-        rows = None if cursor is None else cursor.kept(batch, _Hashes(batch, hash_keys))
+    for batch in _joined(source()) if offset_map.distinct_keys else source():
+        rows = cursor.kept(batch, _Hashes(batch, hash_keys))
         if batch.column("value").null_count:
             values = has_value(batch)
             rows = np.flatnonzero(values) if rows is None else rows[values[rows]]
         staying = _select(batch, rows)
         if staying.num_rows:
             yield staying
-    if cursor is not None:
-        cursor.finish()
+    cursor.finish()
 
 
 def last_per_key(rows: Rows, hash_keys: HashKeys = group_hash) -> Rows:

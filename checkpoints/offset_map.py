@@ -145,6 +145,8 @@ class Cursor:
         Args:
             hashes: of the batch's keys; called only when needed.
         """
+        if not self._map.records:
+            return None
         offsets, first_dirty = offsets_of(batch), self._map.first_dirty
         if len(offsets) == 0 or offsets[0] >= self._map.end_offset:
             return None

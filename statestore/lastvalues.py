@@ -183,12 +183,8 @@ class LastValues(StoreBase):
     def _ingest(self, db: Rdict, rows: pa.RecordBatch, applied: int) -> None:
         """As one sorted file: one entry of RocksDB's manifest takes it over, after a flush of older rows."""
         path = self._directory / _LOAD_FILE
-        try:
-            self._write_file(path, rows, applied)
-            # RocksDB syncs the file that it takes over by a link.
-            db.ingest_external_file([str(path)], moving_ingestion())
-        except Exception as error:
-            raise self._failed(error) from error
+        self._write_file(path, rows, applied)
+        self._take_over(db, path)
 
     def _write_file(self, path: Path, rows: pa.RecordBatch, applied: int) -> None:
         """A sorted file to be ingested.
@@ -196,17 +192,27 @@ class LastValues(StoreBase):
         RocksDB takes it over by a hard link, and a kill can leave both names of what is then live data: to
         write to this one again would empty the live file.
         """
-        if self._files.exists(path):
-            self._files.unlink(path)
         sorted_file = SortedFile()
-        file = self._files.create(path)
         try:
-            for part in (meta_row(self._identity, applied), sorted_rows(rows)):
-                for blocks in sorted_file.add(part):
-                    self._files.append(file, [blocks])
-            self._files.append(file, sorted_file.finish())
-        finally:
-            self._files.close(file)
+            if self._files.exists(path):
+                self._files.unlink(path)
+            file = self._files.create(path)
+            try:
+                for part in (meta_row(self._identity, applied), sorted_rows(rows)):
+                    for blocks in sorted_file.add(part):
+                        self._files.append(file, [blocks])
+                self._files.append(file, sorted_file.finish())
+            finally:
+                self._files.close(file)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _take_over(self, db: Rdict, path: Path) -> None:
+        """RocksDB syncs the file that it takes over by a link."""
+        try:
+            db.ingest_external_file([str(path)], moving_ingestion())
+        except Exception as error:
+            raise self._failed(error) from error
 
     def load(self, ranges: Iterable[tuple[list[pa.RecordBatch], int]]) -> None:
         """`apply` for much at once: the rows of several ranges, one behind the other, are sorted and written
@@ -219,6 +225,13 @@ class LastValues(StoreBase):
         Raises as `apply`, with a part of the ranges applied, or none; and what `ranges` raises.
         """
         waiting: deque[tuple[Path, int, Future[None]]] = deque()
+
+        def take_over_first() -> None:
+            path, applied, written = waiting.popleft()
+            written.result()
+            self._take_over(db, path)
+            self._applied = applied
+
         with self._writing, ThreadPoolExecutor(CORES, thread_name_prefix="keyfold-load") as pool:
             db = self._opened()
             self._set("disable_auto_compactions", "true")
@@ -227,25 +240,15 @@ class LastValues(StoreBase):
                     path = self._directory / f"load-{number % (CORES + 1)}.tmp"
                     waiting.append((path, applied, pool.submit(self._prepare, path, batches, applied)))
                     if len(waiting) > CORES:
-                        self._take_over(db, *waiting.popleft())
+                        take_over_first()
                 while waiting:
-                    self._take_over(db, *waiting.popleft())
+                    take_over_first()
             finally:
                 self._set("disable_auto_compactions", "false")
                 self._rest(True)
 
     def _prepare(self, path: Path, batches: list[pa.RecordBatch], applied: int) -> None:
         self._write_file(path, _checked(pa.concat_batches(batches), applied), applied)
-
-    def _take_over(self, db: Rdict, path: Path, applied: int, written: Future[None]) -> None:
-        try:
-            written.result()
-            db.ingest_external_file([str(path)], moving_ingestion())
-        except ValueError:
-            raise
-        except Exception as error:
-            raise self._failed(error) from error
-        self._applied = applied
 
     def rest(self) -> None:
         """Nothing is applied for now: RocksDB may put its files in better order for who reads, meanwhile.
