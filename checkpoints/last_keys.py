@@ -39,8 +39,8 @@ _HALF_HASH: Final = np.uint64((1 << 64) - POSITIONS_MAX)
 _HALF: Final = np.uint64(32)
 #: So many entries are worked on at a time: their keys' cache lines fit the second-level cache.
 _SLICE: Final = 1 << 12
-#: Room for entries to begin with. It doubles when it is full, up to what the capacity allows; beyond the
-#: second size only where folding leaves more than half of it in use.
+#: Room for entries to begin with, and when that is full; memory that is not written to costs nothing. It
+#: doubles where folding leaves more than half of it in use. Never more than the capacity allows.
 _ROOM_MIN: Final = 1 << 17
 _ROOM_FREE: Final = 1 << 23
 #: Smaller arrays of keys are gathered before they are hashed.
@@ -162,12 +162,13 @@ class LastKeys:
             done += count
 
     def _make_room(self) -> None:
-        room = len(self._room)
+        room, wanted = len(self._room), _ROOM_FREE
         if room >= min(_ROOM_FREE, self._room_max or _ROOM_FREE):
             self._fold()
             if self._fill * 2 <= room or room == self._room_max:
                 return
-        larger: Words = np.empty(min(room * 2, self._room_max or room * 2), np.uint64)
+            wanted = room * 2
+        larger: Words = np.empty(min(wanted, self._room_max or wanted), np.uint64)
         larger[: self._fill] = self._room[: self._fill]
         self._room = larger
 

@@ -16,7 +16,7 @@ Arrow's format has no checksum. Nothing here is given to Arrow before its CRC32C
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -57,10 +57,6 @@ BLOCK_RECORDS_MAX: Final = 1 << 20
 VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
 _PREFIX_BYTES: Final = 8
-_KEYS: Final = pa.ipc.IpcReadOptions(included_fields=[RECORD_SCHEMA.get_field_index("key")])
-_OFFSETS_AND_KEYS: Final = pa.ipc.IpcReadOptions(
-    included_fields=[RECORD_SCHEMA.get_field_index(name) for name in ("offset", "key")]
-)
 
 
 def no_headers(count: int) -> pa.Array:
@@ -125,7 +121,7 @@ def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
     if compression is None:
         return batch.serialize()
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
         stream.write_batch(batch)
     whole = sink.getvalue()
@@ -145,21 +141,25 @@ def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
     return batch
 
 
-def decode_keys(block: pa.Buffer) -> pa.RecordBatch:
-    """Offsets and keys of one block whose checksum was compared; the rest of a compressed one stays
-    compressed. Always a copy.
+def decode_columns(block: pa.Buffer, columns: Sequence[str]) -> pa.RecordBatch:
+    """Some columns of one block whose checksum was compared; the rest of a compressed one stays compressed.
+    Always a copy.
     """
-    return next(keys_of_stream(pa.py_buffer(STREAM_HEADER + memoryview(block))))
+    return next(decode_stream(pa.py_buffer(STREAM_HEADER + memoryview(block)), columns))
 
 
-def keys_of_stream(data: pa.Buffer, *, offsets: bool = True) -> Iterator[pa.RecordBatch]:
-    """The same of one block after the other of bytes that begin with `STREAM_HEADER`. A block is not looked
-    at before it is asked for.
+def decode_stream(data: pa.Buffer, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The records of one block after the other of bytes that begin with `STREAM_HEADER`. A block is not
+    looked at before it is asked for.
+
+    Unlike `decode` it does not hand the buffers of a compressed block to other threads: most bytes are in
+    one buffer, so that costs more than it brings.
 
     Args:
-        offsets: False for the keys alone.
+        columns: the names of those that are wanted; none for all.
     """
-    options = _OFFSETS_AND_KEYS if offsets else _KEYS
+    fields = [RECORD_SCHEMA.get_field_index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
     with pa.ipc.open_stream(pa.BufferReader(data), options=options) as stream:
         while True:
             yield stream.read_next_batch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,8 @@ from keyfold.statestore.blocks import (
     STREAM_HEADER,
     block_lengths,
     decode,
-    decode_keys,
-    keys_of_stream,
+    decode_columns,
+    decode_stream,
 )
 from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
 from keyfold.statestore.files import Files
@@ -64,37 +64,41 @@ class SegmentReader:
         to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
         if from_offset >= to_offset or segment.records == 0:
             return
-        keys: Iterator[pa.RecordBatch] | None = None
+        stream: Iterator[pa.RecordBatch] | None = None
         for number, block in enumerate(self._blocks(from_offset, to_offset)):
-            if not keys_only or not self._compressed:
+            if stream is None and self._compressed and from_offset <= segment.base:
+                stream = self._stream(number, keys_only=keys_only)
+            if stream is not None:
+                batch = next(stream)
+            elif keys_only and self._compressed:
+                batch = decode_columns(block, _KEY_NAMES)
+            else:
                 # Nothing of a block that is not compressed has to be copied, so all of it is as quick.
                 batch = decode(block)
                 self._compressed = not _lies_in(batch, block)
-            elif segment.sealed and from_offset <= segment.base:
-                keys = self._keys(number) if keys is None else keys
-                batch = next(keys)
-            else:
-                batch = decode_keys(block)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
             start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
             stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
             if start < stop:
                 yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
 
-    def _keys(self, skipped: int) -> Iterator[pa.RecordBatch]:
-        """Offsets and keys of a sealed segment's blocks, in place of those that `_blocks` gives at the same
-        time: each is asked for when its checksum was compared.
+    def _stream(self, skipped: int, *, keys_only: bool) -> Iterator[pa.RecordBatch]:
+        """The segment's blocks from number `skipped` on, in place of those that `_blocks` gives at the same
+        time: each is asked for when its checksum was compared. Raises as `batches`.
         """
         self._check_header()
+        data = self._slice(0, self.segment.size)
+        if not keys_only or not self.segment.sealed:
+            yield from islice(decode_stream(data, _KEY_NAMES if keys_only else ()), skipped, None)
+            return
         index = self.index()
         dense = bool((index["last"] - index["base"] + 1 == index["records"]).all())
-        batches = keys_of_stream(self._slice(0, self.segment.size), offsets=not dense)
-        for number, (entry, batch) in enumerate(zip(index, batches, strict=False)):
-            if number >= skipped:
-                if dense:
-                    offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
-                    batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
-                yield batch
+        batches = decode_stream(data, ["key"] if dense else _KEY_NAMES)
+        for entry, batch in islice(zip(index, batches, strict=False), skipped, None):
+            if dense:
+                offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
+                batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
+            yield batch
 
     def verify(self) -> None:
         """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""
