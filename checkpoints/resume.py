@@ -63,7 +63,8 @@ def resume(
     if pin is not None:
         pin.write(last)
     state = restore(path, at=anchor, files=files)
-    return Resumed(last, root, identity.columns, None if pin is None else pin.checkpoint, False, files, state)
+    kept = None if pin is None else pin.checkpoint
+    return Resumed(last, root, identity.uuid, identity.columns, kept, False, files, state)
 
 
 def resume_if_lost(
@@ -95,7 +96,7 @@ def _resumed_again(files: Files, root: Path, identity: Identity, pin: QueryPin) 
     """The commit that the query with this checkpoint was started from."""
     commit = pin.read()
     if pin.is_seeded():
-        return Resumed(commit, root, identity.columns, pin.checkpoint, True, files, None)
+        return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, True, files, None)
     with Changelog.open(root, files=files) as log:
         writer = log.host.writer
         with writer.exclusive:
@@ -110,7 +111,7 @@ def _resumed_again(files: Files, root: Path, identity: Identity, pin: QueryPin) 
             ends_at(writer.state, writer.root, commit.number)
             anchor = _pinned(writer, commit.app, commit)
     state = restore(root, at=anchor, files=files)
-    return Resumed(commit, root, identity.columns, pin.checkpoint, False, files, state)
+    return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, False, files, state)
 
 
 def _last_commit(writer: Writer, app_id: str) -> Commit:
@@ -153,6 +154,7 @@ class Resumed:
     Attributes:
         commit: its number, batch, query and source offsets (one JSON text per source, as Spark wrote them).
         path: of the changelog.
+        uuid: of the changelog.
         columns: of the changelog, None where it is raw.
         checkpoint: where the choice of this commit is kept, None where it is not.
         is_seeded: the query with that checkpoint has taken the state in; it will not ask for it again.
@@ -160,6 +162,7 @@ class Resumed:
 
     commit: Commit
     path: Path
+    uuid: str
     columns: Columns | None
     checkpoint: Path | None
     is_seeded: bool

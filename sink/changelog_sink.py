@@ -19,15 +19,16 @@ from pyspark.sql import functions as F
 
 from keyfold.checkpoints.admission import OnReset
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.identity import read_identity
 from keyfold.checkpoints.opening import check_creatable
 from keyfold.checkpoints.writer import Blocks, Writer
 from keyfold.sink import staging
-from keyfold.sink.delivery import Delivery, batch_of, choice, consume
+from keyfold.sink.delivery import CONTINUES, Delivery, batch_of, choice, consume
 from keyfold.sink.encoding import RowEncoding, refusal
 from keyfold.sink.foreach_batch import ForeachBatch
 from keyfold.sink.staging import Stage, Staged
 from keyfold.statestore import names
-from keyfold.statestore.errors import BadRecord, SchemaMismatch
+from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.typed import Columns, Format
 
@@ -79,7 +80,7 @@ class ChangelogSink(ForeachBatch):
 
     Raises:
         ConfigError: an argument is refused. Names of columns are checked against the first batch, before a
-            row is read.
+            row is read. Or the batch is of an `aggregate` that was resumed from another changelog.
         SchemaMismatch: the columns are not those of the changelog; nullable value columns may be added.
         NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
     """
@@ -130,6 +131,7 @@ class ChangelogSink(ForeachBatch):
 
     def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
         encoding = self._encoding_for(df)
+        self._check_continued(df)
         log = self._opened(encoding.columns)
         if log.columns is not None and encoding.columns is not None:
             log.columns.accepts(encoding.columns)
@@ -219,6 +221,20 @@ class ChangelogSink(ForeachBatch):
         if self._encoding is None or self._encoding[0] != known:
             self._encoding = known, RowEncoding(schema, self._keys, **self._arguments)
         return self._encoding[1]
+
+    def _check_continued(self, df: DataFrame) -> None:
+        """A resumed aggregation gives what has changed; the rest is in the changelog that it goes on with."""
+        continued = {f.metadata[CONTINUES] for f in df.schema.fields if CONTINUES in (f.metadata or {})}
+        if not continued:
+            return
+        here = self._files.exists(self.path / names.IDENTITY)
+        found = read_identity(self._files, self.path).uuid if here else "a new changelog"
+        if continued != {found}:
+            raise ConfigError(
+                "A resumed aggregation gives only the groups that change; this changelog lacks the others.",
+                path=self.path, expected=f"the changelog {', '.join(sorted(continued))}",
+                found=found, remedy="write the changelog that was resumed, or aggregate(…, whole=True)",
+            )  # fmt: skip
 
     def _check_kind(self, log: Changelog) -> None:
         if bool(self._keys) == (log.columns is not None):

@@ -29,6 +29,9 @@ from keyfold.statestore.files import Files
 
 log = logging.getLogger("keyfold")
 
+#: In a column's metadata: the uuid of the changelog without which these rows are not the whole state.
+CONTINUES: Final = "keyfold.continues"
+
 _CONNECT: Final = "pyspark.sql.connect."
 
 

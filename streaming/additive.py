@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, DoubleType, LongType, StructType
 
 from keyfold.checkpoints.resume import Resumed
-from keyfold.sink.delivery import check_dataframe
+from keyfold.sink.delivery import CONTINUES, check_dataframe
 from keyfold.statestore import sparktypes
 from keyfold.statestore.errors import ConfigError, SchemaMismatch
 from keyfold.streaming.seed import seed
@@ -38,6 +38,8 @@ _SUM_DIGITS: Final = 10
 #: With more digits Spark's division keeps fewer behind the point than its average does.
 _AVERAGE_DIGITS_MAX: Final = 24
 _MISSING: Final = "no such column"
+#: Whether a row of the stream has changed the group; beside the parts where the query is resumed.
+_CHANGED: Final = "keyfold_changed"
 #: Operators of Spark that keep state in a stream, by the names of their classes.
 _STATEFUL: Final = (
     *("Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "GlobalLimit"),
@@ -53,6 +55,7 @@ def aggregate(
     *aggregates: Column,
     resumed: Resumed | None = None,
     computed: Sequence[str] = (),
+    whole: bool = False,
 ) -> DataFrame:
     """The aggregates of a stream per group, begun with the state of `resumed` if that is given.
 
@@ -61,8 +64,9 @@ def aggregate(
 
     It is `live.groupBy(keys).agg(*aggregates)`, with two more columns for each average, `<name>_sum` and
     `<name>_count`: they have to be in the changelog for the query to be resumed. Write it in update mode.
-    With `resumed` the first micro-batch is the restored state, as the query's first source, left of all
-    others.
+    With `resumed` the restored state goes into the first micro-batch, as the query's first source, left of
+    all others. As in a query that never stopped, only groups come out that a row of the stream has changed;
+    the others are in the changelog.
 
     Sums of floats may differ in the last bit from those of a query that was never interrupted, because
     floats are added in another order, as after any shuffle. All else is the same, types too.
@@ -74,6 +78,8 @@ def aggregate(
             taken.
         resumed: of the changelog that this query writes.
         computed: columns of the changelog that the query computes from the result, for `resumed`.
+        whole: with `resumed`, let all restored groups come out of the first micro-batch: for a query that
+            goes on with another changelog. A `ChangelogSink` refuses to begin one without.
 
     Raises:
         ConfigError: an aggregate that cannot be put together from parts, or groups with a watermark, which
@@ -86,7 +92,7 @@ def aggregate(
     _check_keys(live, names)
     found = list(_analysed(live, names, aggregates))
     parts = [part for aggregated in found for part in aggregated.parts]
-    _check_names([*names, *(a.name for a in found), *(p.name for a in found for p in a.hidden)])
+    _check_names([*names, _CHANGED, *(a.name for a in found), *(p.name for a in found for p in a.hidden)])
     rows = live.select(*map(_column, names), *(p.of_row() for p in parts))
     result = _result(rows, names, found)
     if resumed is None:
@@ -98,8 +104,19 @@ def aggregate(
         )  # fmt: skip
     _check_held(resumed, names, [p.name for p in parts], result.schema, computed)
     state = seed(live.sparkSession, resumed)
-    held = state.select(*map(_column, names), *(_column(p.name) for p in parts))
-    return _result(held.unionByName(rows), names, found)
+    held = state.select(*map(_column, names), *(_column(p.name) for p in parts), _changed(False))
+    both = held.unionByName(rows.select("*", _changed(True)))
+    merged = _result(both, names, found, F.max(_CHANGED).alias(_CHANGED))
+    if not whole:
+        merged = merged.where(_CHANGED)
+        fields = {f.name: f.metadata for f in live.schema.fields}
+        marked = {n: _column(n).alias(n, metadata={**fields[n], CONTINUES: resumed.uuid}) for n in names}
+        merged = merged.withColumns(marked)
+    return merged.drop(_CHANGED)
+
+
+def _changed(by_row: bool) -> Column:
+    return F.lit(by_row).alias(_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -140,12 +157,16 @@ class _Aggregate:
         return tuple(p for p in self.parts if p.name != self.name)
 
 
-def _result(rows: DataFrame, keys: Sequence[str], aggregates: Sequence[_Aggregate]) -> DataFrame:
-    merged = rows.groupBy(*map(_column, keys)).agg(*(p.merged() for a in aggregates for p in a.parts))
+def _result(
+    rows: DataFrame, keys: Sequence[str], aggregates: Sequence[_Aggregate], *more: Column
+) -> DataFrame:
+    parts = [p.merged() for a in aggregates for p in a.parts]
+    merged = rows.groupBy(*map(_column, keys)).agg(*parts, *more)
     if not any(a.hidden for a in aggregates):
         return merged
     columns = [c for a in aggregates for c in (a.out, *(_column(p.name) for p in a.hidden))]
-    return merged.select(*map(_column, keys), *columns)
+    others = [_column(name) for name in merged.columns[len(keys) + len(parts) :]]
+    return merged.select(*map(_column, keys), *columns, *others)
 
 
 def _column(name: str) -> Column:

@@ -58,6 +58,12 @@ def everything() -> list[Column]:
     ]
 
 
+def records(path: Path) -> int:
+    """How many were ever written."""
+    with Changelog.open(path, mode="r") as log:
+        return sum(log.state.ends)
+
+
 def parts() -> list[Column]:
     """What an average adds: a sum and a count, which `agg` can compute too."""
     return [
@@ -130,7 +136,9 @@ def test_it_is_the_plain_aggregation_with_the_parts_of_averages(events: Events) 
 def test_a_query_that_is_resumed_twice_gives_what_one_gives_that_never_stopped(
     job: Job, events: Events, spark: SparkSession
 ) -> None:
-    """With other numbers of shuffle partitions, passes between, and the same columns each time."""
+    """With other numbers of shuffle partitions, passes between, and the same columns each time. What did not
+    change is not written again.
+    """
     wider = spark.newSession()
     wider.conf.set("spark.sql.shuffle.partitions", "5")
     register(wider)
@@ -143,8 +151,10 @@ def test_a_query_that_is_resumed_twice_gives_what_one_gives_that_never_stopped(
         lose(job.checkpoint)
         fold(job.log)
         events.add(*rows)
+        before = records(job.log)
         job.run(session)
         assert kept(job.log) == rows_of(plain(events.all()))
+        assert records(job.log) - before == len({word for word, *_ in rows})
     events.add(*FIRST)
     job.run()
     assert kept(job.log) == rows_of(plain(events.all()))

@@ -79,14 +79,21 @@ def test_the_static_side_of_a_join_is_no_source(session: SparkSession, tmp_path:
 def test_a_resumed_query_may_write_a_changelog_with_other_partitions(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """Its first batch gives every group, so the new changelog is whole."""
+    """With `whole` its first batch gives every group; without, those that do not change would be missing."""
     events = Events(session, tmp_path / "events", SCHEMA).add(("a", 1), ("b", 2), ("c", 3))
     old, new, counted = tmp_path / "old", tmp_path / "new", F.sum("n").alias("n")
     with ChangelogSink(old, keys="word", config=QUIET) as sink:
         finish(aggregate(events.stream(), "word", counted), sink, tmp_path / "first")
     events.add(("b", 5))
     with resume(old, "old", checkpoint=tmp_path / "second") as again:
-        frame = aggregate(events.stream(again.options()), "word", counted, resumed=again)
+        live = events.stream(again.options())
+        with (
+            ChangelogSink(new, keys="word", config=QUIET, partitions=3) as sink,
+            pytest.raises(StreamingQueryException, match=r"(?s)only the groups that change.*whole=True"),
+        ):
+            finish(aggregate(live, "word", counted, resumed=again), sink, tmp_path / "partial")
+        assert not new.exists()
+        frame = aggregate(live, "word", counted, resumed=again, whole=True)
         with ChangelogSink(new, keys="word", config=QUIET, partitions=3) as sink:
             finish(frame, sink, tmp_path / "second")
             assert sink.log.partitions == 3
