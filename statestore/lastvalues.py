@@ -20,15 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rocksdict import Options, Rdict, WriteBatch
 
-from keyfold.statestore.contract import (
-    Entries,
-    StoreBase,
-    check_bounds,
-    check_key,
-    closed,
-)
+from keyfold.statestore.contract import Entries, StoreBase, check_bounds, check_key, closed
 from keyfold.statestore.errors import KeyfoldError
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.keybytes import prefixed
 from keyfold.statestore.keyorder import key_order
 from keyfold.statestore.lastsnapshot import LastValuesSnapshot, RecordCursor, rows_between
 from keyfold.statestore.rocks import (
@@ -57,6 +52,7 @@ from keyfold.statestore.storeformat import (
     put_rows,
     sorted_rows,
     unpack_meta,
+    values_of,
 )
 
 __all__ = ["Identity", "LastValues", "LastValuesSnapshot", "StoreUnusable"]
@@ -299,13 +295,18 @@ class LastValues(StoreBase):
         return found
 
     def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        records = self._records([DATA + key for key in keys])
+        return [None if record is None else record[HEADER.size :] for record in records]
+
+    def _get_array(self, keys: pa.Array) -> pa.Array:
+        return values_of(self._records(prefixed(DATA, keys).to_pylist()))
+
+    def _records(self, stored: list[bytes]) -> list[bytes | None]:
         db = self._opened()
-        stored = [DATA + key for key in keys]
         try:
-            records = get_many(db, stored)
+            return get_many(db, stored)
         except Exception as error:
             raise self._failed(error) from error
-        return [None if record is None else record[HEADER.size :] for record in records]
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         check_bounds(from_, to)

@@ -38,8 +38,8 @@ from rocksdict import (
 
 from keyfold.statestore.contract import closed
 from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore.sst import BLOCK_BYTES
 
-_BLOCK_BYTES = 4 << 10
 _WRITE_BUFFER_BYTES = 8 << 20
 _OPEN_FILES_MAX = 256
 _LOG_BYTES_MAX = 1 << 20
@@ -90,7 +90,7 @@ def database_options() -> Options:
     blocks = BlockBasedOptions()
     blocks.disable_cache()
     blocks.set_bloom_filter(10, False)
-    blocks.set_block_size(_BLOCK_BYTES)
+    blocks.set_block_size(BLOCK_BYTES)
     blocks.set_block_restart_interval(4)
     blocks.set_format_version(6)
     options = Options(raw_mode=True)

@@ -29,8 +29,9 @@ from xxhash import xxh3_64_intdigest
 
 from keyfold.statestore.keybytes import Bools, Ints
 
-#: A block is cut behind the entry that reaches this.
-BLOCK_BYTES: Final = 8 << 10
+#: A block is cut behind the entry that reaches this. A lookup reads and checks a whole block: lists of keys
+#: were found a seventh faster among a million than with 8 KiB. Smaller ones take longer to write.
+BLOCK_BYTES: Final = 2 << 10
 #: A search in a block goes over so many entries at most one by one.
 _RESTART_INTERVAL: Final = 4
 #: So many rows, and bytes of values, are encoded at a time; they fit the caches.
@@ -135,10 +136,11 @@ class SortedFile:
         _put(out, places + sizes - 4, counts)
         entries, blocks = memoryview(data).cast("B"), memoryview(out.data)
         checksums = []
-        for start, stop, place, size in np.stack([starts, stops, places, sizes], axis=1).tolist():
-            blocks[place : place + stop - start] = entries[start:stop]
-            checksums.append(_checksum(blocks[place : place + size]))
-        _put(out, next_places - _CHECKSUM_BYTES, np.array(checksums))
+        columns = (starts, stops, places, places + stops - starts, places + sizes)
+        for start, stop, place, entries_end, end in zip(*(c.tolist() for c in columns), strict=True):
+            blocks[place:entries_end] = entries[start:stop]
+            checksums.append(xxh3_64_intdigest(blocks[place:end]))
+        _put(out, next_places - _CHECKSUM_BYTES, np.array(checksums, np.uint64) & np.uint64(_LOWER_HALF))
         last = pa.array(behind - 1)
         kinds = pc.if_else(rows.values.take(last).is_valid(), _VALUE, _DELETE)
         keys = pc.binary_join_element_wise(rows.key_prefix, rows.keys.take(last), kinds, b"")

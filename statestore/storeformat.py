@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore.blocks import VALUE_BYTES_MAX
+from keyfold.statestore.contract import binary_array
 from keyfold.statestore.keybytes import prefixed
 from keyfold.statestore.sst import Bytes, Rows
 
@@ -78,6 +80,12 @@ def put_rows(batch: Any, rows: pa.RecordBatch) -> None:
             del batch[key]
         else:
             batch[key] = value
+
+
+def values_of(records: list[bytes | None]) -> pa.Array:
+    """The values of records, null for each that is None, as `binary`. `ValueError`: beyond 2 GiB."""
+    # Without an end, Arrow's guess of how much room the values need overflows.
+    return pc.binary_slice(binary_array(records), HEADER.size, VALUE_BYTES_MAX)
 
 
 def sorted_rows(rows: pa.RecordBatch) -> Rows:

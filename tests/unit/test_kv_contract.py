@@ -42,7 +42,7 @@ SAMPLE: Table = {
     b"a\x00": b"2",
     b"ab": b"",
     b"b": b"4",
-    b"\x7f": b"5",
+    b"\x7f": b"long" * 1000,
     b"\x80": b"6",
     b"\xff": b"7",
     b"\xff\xff": b"8",
