@@ -210,7 +210,7 @@ def test_get_all_of_nothing_is_nothing(store: ReadOnlyStore) -> None:
 
 @pytest.mark.parametrize("count", [1, 7, 3000])
 def test_get_all_of_an_arrow_array_gives_one_in_the_order_asked(store: ReadOnlyStore, count: int) -> None:
-    asked = ([b"b", b"missing", b"", b"b", b"a\x00gone", b"ab", b"\xff\xff"] * 500)[:count]
+    asked = ([b"b", b"missing", b"", b"b", b"a\x00gone", b"ab", b"\xff\xff", b"\x7f"] * 500)[:count]
     expected = pa.array([SAMPLE.get(key) for key in asked], pa.binary())
     for keys in (
         pa.array(asked, pa.binary()),
