@@ -79,7 +79,8 @@ def aggregate(
         resumed: of the changelog that this query writes.
         computed: columns of the changelog that the query computes from the result, for `resumed`.
         whole: with `resumed`, let all restored groups come out of the first micro-batch: for a query that
-            goes on with another changelog. A `ChangelogSink` refuses to begin one without.
+            goes on with another changelog, which a `ChangelogSink` refuses without; or where a column in
+            `computed` is new, which otherwise stays null in groups that do not change.
 
     Raises:
         ConfigError: an aggregate that cannot be put together from parts, or groups with a watermark, which

@@ -297,6 +297,7 @@ def test_arguments_that_cannot_be_are_refused(spark: SparkSession) -> None:
         ("word", [n], "no name of its own"),
         ("word", [n.alias("WORD")], "one name"),
         ("word", [F.avg("n").alias("v"), n.alias("v_sum")], "one name"),
+        ("word", [n.alias("Keyfold_changed")], "one name"),
     ]
     for keys, columns, message in wrong:
         with pytest.raises(ConfigError, match=message):
