@@ -75,13 +75,14 @@ clean:  ## Remove environments, caches, builds, and var/, where the examples wri
 # keyfold is installed editable. Spark looks for data sources in folders on the path, where an editable install puts
 # none, so a .pth file names one that holds a link.
 
-# $(1) the environment, $(2) what else pip is told
+# $(1) the environment, $(2) what else pip is told. Compiling every module took a third of the time, and few of them are
+# ever imported.
 define install
 	@echo "Setting up $(1): PySpark alone is 450 MB, so the first time takes a few minutes."
 	@$(call same_python,$(1)) || $(PYTHON) -m venv --clear $(1) || { \
 		echo "ERROR: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
 		rm -rf $(1); exit 1; }
-	$(1)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check $(2)
+	$(1)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check --no-compile $(2)
 endef
 
 define link_autoload

@@ -42,6 +42,8 @@ from keyfold.statestore.sst import BLOCK_BYTES
 
 _WRITE_BUFFER_BYTES = 8 << 20
 _OPEN_FILES_MAX = 256
+#: RocksDB starts 16 at every opening, which took a third of the time of opening a small store.
+_OPENING_THREADS = 2
 _LOG_BYTES_MAX = 1 << 20
 _MANIFEST_BYTES_MAX = 4 << 20
 _CLOSE_WAIT_S = 60.0
@@ -103,6 +105,7 @@ def database_options() -> Options:
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(2)
     options.set_max_open_files(_OPEN_FILES_MAX)
+    options.set_max_file_opening_threads(_OPENING_THREADS)
     options.set_bytes_per_sync(1 << 20)
     options.set_max_manifest_file_size(_MANIFEST_BYTES_MAX)
     options.set_manifest_preallocation_size(64 << 10)

@@ -43,7 +43,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        partitions=st.integers(1, 3),
+        partitions=st.integers(1, 2),
         retention_ms=st.sampled_from([0, 1000, NEVER_MS]),
         auto=st.integers(0, 2),
         compression=st.sampled_from(["none", "lz4"]),

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from keyfold.sink import ChangelogSink
 from support.session import spark_session
 
-FILES = 25
+FILES = 18
 ROWS = 300
 KEYS = 60
 SCHEMA = "key STRING, amount BIGINT, gone BOOLEAN"
