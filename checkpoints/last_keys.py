@@ -39,7 +39,7 @@ _HALF_HASH: Final = np.uint64((1 << 64) - POSITIONS_MAX)
 _HALF: Final = np.uint64(32)
 #: So many entries are worked on at a time: their keys' cache lines fit the second-level cache.
 _SLICE: Final = 1 << 12
-#: Room for entries to begin with, and when that is full; memory that is not written to costs nothing. It
+#: Room for the first entries, and when that is full; memory that is not written to costs nothing. It
 #: doubles where folding leaves more than half of it in use. Never more than the capacity allows.
 _ROOM_MIN: Final = 1 << 17
 _ROOM_FREE: Final = 1 << 23
@@ -70,7 +70,7 @@ class LastKeys:
         self._hash_keys = hash_keys
         self.end: int | None = None
         self._room_max = None if capacity is None else capacity + capacity * 3 // 4 + 1
-        self._room: Words = np.empty(min(_ROOM_MIN, self._room_max or _ROOM_MIN), np.uint64)
+        self._room: Words = np.empty(0, np.uint64)
         self._fill = 0
         self._gathered: list[tuple[pa.Array, Ints]] = []
         self._gathered_rows = self._gathered_bytes = 0
@@ -162,7 +162,8 @@ class LastKeys:
             done += count
 
     def _make_room(self) -> None:
-        room, wanted = len(self._room), _ROOM_FREE
+        room = len(self._room)
+        wanted = _ROOM_FREE if room else _ROOM_MIN
         if room >= min(_ROOM_FREE, self._room_max or _ROOM_FREE):
             self._fold()
             if self._fill * 2 <= room or room == self._room_max:
