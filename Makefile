@@ -112,7 +112,8 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(LOWEST),uv)
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[spark]'
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python \
-		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77'
+		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77' \
+		'fsspec==2024.2' 'moto[server]' 'polars==1.20'
 	$(call link_autoload,$(LOWEST))
 	@touch $@
 
