@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias, TypedDict, get_args
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from keyfold.checkpoints.admission import OnReset
 from keyfold.checkpoints.changelog import Changelog
@@ -131,7 +132,6 @@ class ChangelogSink(ForeachBatch):
 
     def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
         encoding = self._encoding_for(df)
-        self._check_continued(df)
         log = self._opened(encoding.columns)
         if log.columns is not None and encoding.columns is not None:
             log.columns.accepts(encoding.columns)
@@ -219,12 +219,13 @@ class ChangelogSink(ForeachBatch):
         schema = df.schema
         known = schema.json()
         if self._encoding is None or self._encoding[0] != known:
+            self._check_continued(schema)
             self._encoding = known, RowEncoding(schema, self._keys, **self._arguments)
         return self._encoding[1]
 
-    def _check_continued(self, df: DataFrame) -> None:
+    def _check_continued(self, schema: StructType) -> None:
         """A resumed aggregation gives what has changed; the rest is in the changelog that it goes on with."""
-        continued = {f.metadata[CONTINUES] for f in df.schema.fields if CONTINUES in (f.metadata or {})}
+        continued = {f.metadata[CONTINUES] for f in schema.fields if CONTINUES in (f.metadata or {})}
         if not continued:
             return
         here = self._files.exists(self.path / names.IDENTITY)

@@ -141,28 +141,23 @@ def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
     return batch
 
 
-def decode_columns(block: pa.Buffer, columns: Sequence[str]) -> pa.RecordBatch:
-    """Some columns of one block whose checksum was compared; the rest of a compressed one stays compressed.
-    Always a copy.
-    """
-    return next(decode_stream(pa.py_buffer(STREAM_HEADER + memoryview(block)), columns))
-
-
-def decode_stream(data: pa.Buffer, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The records of one block after the other of bytes that begin with `STREAM_HEADER`. A block is not
-    looked at before it is asked for.
+def decode_stream(data: pa.Buffer, position: int, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The records of one block after the other, from the one at `position` on, of bytes that begin with
+    `STREAM_HEADER`. A block is not looked at before it is asked for.
 
     Unlike `decode` it does not hand the buffers of a compressed block to other threads: most bytes are in
     one buffer, so that costs more than it brings.
 
     Args:
-        columns: the names of those that are wanted; none for all.
+        columns: the names of those that are wanted; none for all. Others stay compressed.
     """
     fields = [RECORD_SCHEMA.get_field_index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
-    with pa.ipc.open_stream(pa.BufferReader(data), options=options) as stream:
-        while True:
-            yield stream.read_next_batch()
+    reader = pa.BufferReader(data)
+    with pa.ipc.open_stream(reader, options=options) as stream:
+        # The schema is read, and nothing behind it yet.
+        reader.seek(position)
+        yield from stream
 
 
 def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,6 @@ from keyfold.statestore.blocks import (
     STREAM_HEADER,
     block_lengths,
     decode,
-    decode_columns,
     decode_stream,
 )
 from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
@@ -65,13 +64,11 @@ class SegmentReader:
         if from_offset >= to_offset or segment.records == 0:
             return
         stream: Iterator[pa.RecordBatch] | None = None
-        for number, block in enumerate(self._blocks(from_offset, to_offset)):
-            if stream is None and self._compressed and from_offset <= segment.base:
-                stream = self._stream(number, keys_only=keys_only)
+        for block in self._blocks(from_offset, to_offset):
+            if stream is None and self._compressed:
+                stream = self._stream(block, keys_only=keys_only)
             if stream is not None:
                 batch = next(stream)
-            elif keys_only and self._compressed:
-                batch = decode_columns(block, _KEY_NAMES)
             else:
                 # Nothing of a block that is not compressed has to be copied, so all of it is as quick.
                 batch = decode(block)
@@ -82,19 +79,21 @@ class SegmentReader:
             if start < stop:
                 yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
 
-    def _stream(self, skipped: int, *, keys_only: bool) -> Iterator[pa.RecordBatch]:
-        """The segment's blocks from number `skipped` on, in place of those that `_blocks` gives at the same
-        time: each is asked for when its checksum was compared. Raises as `batches`.
+    def _stream(self, block: pa.Buffer, *, keys_only: bool) -> Iterator[pa.RecordBatch]:
+        """This block and those behind it, in place of those that `_blocks` gives at the same time: each is
+        asked for when its checksum was compared. Raises as `batches`.
         """
         self._check_header()
         data = self._slice(0, self.segment.size)
+        position = block.address - data.address
         if not keys_only or not self.segment.sealed:
-            yield from islice(decode_stream(data, _KEY_NAMES if keys_only else ()), skipped, None)
+            yield from decode_stream(data, position, _KEY_NAMES if keys_only else ())
             return
         index = self.index()
         dense = bool((index["last"] - index["base"] + 1 == index["records"]).all())
-        batches = decode_stream(data, ["key"] if dense else _KEY_NAMES)
-        for entry, batch in islice(zip(index, batches, strict=False), skipped, None):
+        entries = index[np.searchsorted(index["position"], position) :]
+        batches = decode_stream(data, position, ["key"] if dense else _KEY_NAMES)
+        for entry, batch in zip(entries, batches, strict=False):
             if dense:
                 offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
                 batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
