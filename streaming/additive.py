@@ -105,19 +105,17 @@ def aggregate(
         )  # fmt: skip
     _check_held(resumed, names, [p.name for p in parts], result.schema, computed)
     state = seed(live.sparkSession, resumed)
-    held = state.select(*map(_column, names), *(_column(p.name) for p in parts), _changed(False))
-    both = held.unionByName(rows.select("*", _changed(True)))
-    merged = _result(both, names, found, F.max(_CHANGED).alias(_CHANGED))
+    flag = _Part(_CHANGED, None, F.lit(True), F.max)
+    unchanged = F.lit(False).alias(_CHANGED)
+    held = state.select(*map(_column, names), *(_column(p.name) for p in parts), unchanged)
+    both = held.unionByName(rows.select("*", flag.of_row()))
+    merged = _result(both, names, [*found, _Aggregate(_CHANGED, (flag,), _column(_CHANGED))])
     if not whole:
         merged = merged.where(_CHANGED)
         fields = {f.name: f.metadata for f in live.schema.fields}
         marked = {n: _column(n).alias(n, metadata={**fields[n], CONTINUES: resumed.uuid}) for n in names}
         merged = merged.withColumns(marked)
     return merged.drop(_CHANGED)
-
-
-def _changed(by_row: bool) -> Column:
-    return F.lit(by_row).alias(_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -158,16 +156,12 @@ class _Aggregate:
         return tuple(p for p in self.parts if p.name != self.name)
 
 
-def _result(
-    rows: DataFrame, keys: Sequence[str], aggregates: Sequence[_Aggregate], *more: Column
-) -> DataFrame:
-    parts = [p.merged() for a in aggregates for p in a.parts]
-    merged = rows.groupBy(*map(_column, keys)).agg(*parts, *more)
+def _result(rows: DataFrame, keys: Sequence[str], aggregates: Sequence[_Aggregate]) -> DataFrame:
+    merged = rows.groupBy(*map(_column, keys)).agg(*(p.merged() for a in aggregates for p in a.parts))
     if not any(a.hidden for a in aggregates):
         return merged
     columns = [c for a in aggregates for c in (a.out, *(_column(p.name) for p in a.hidden))]
-    others = [_column(name) for name in merged.columns[len(keys) + len(parts) :]]
-    return merged.select(*map(_column, keys), *columns, *others)
+    return merged.select(*map(_column, keys), *columns)
 
 
 def _column(name: str) -> Column:
