@@ -213,7 +213,7 @@ def gathered(
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same records, with small batches put together."""
     for few in gathered(batches, _SMALL_ROWS, _SMALL_BYTES):
-        yield from few if len(few) == 1 else pa.Table.from_batches(few).combine_chunks().to_batches()
+        yield few[0] if len(few) == 1 else pa.concat_batches(few)
 
 
 def _select(batch: pa.RecordBatch, rows: Ints | None) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from keyfold.checkpoints import reading
-from keyfold.checkpoints.fold import last_per_key
+from keyfold.checkpoints.fold import gathered, last_per_key
 from keyfold.checkpoints.identity import Identity as LogIdentity
 from keyfold.checkpoints.state import PartitionState, State
 from keyfold.checkpoints.store_places import BesideTheLog, StorePlace
@@ -37,6 +37,8 @@ log = logging.getLogger("keyfold")
 
 #: One step reads about this many bytes of the log, folds them and applies the result.
 _STEP_BYTES: Final = 64 << 20
+_STEP_ROWS: Final = 1 << 24
+_NO_RECORDS: Final = pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
 #: Small commits are let pile up for so long, or so many bytes, before they are applied together.
 _LINGER_SECONDS: Final = 0.5
 _LINGER_BYTES: Final = 32 << 20
@@ -333,16 +335,9 @@ class Keeper:
     def _steps(self, p: PartitionState, number: int, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Last records per key of consecutive stretches of the log, and where each stretch ends."""
         directory = names.partition(self._followed.root, number)
-        pending: list[pa.RecordBatch] = []
-        size = 0
-        for batch in reading.read_segments(self._followed.files, directory, p.segments, offset, p.end):
-            pending.append(batch)
-            size += batch.get_total_buffer_size()
-            if size >= _STEP_BYTES:
-                yield _folded(pending), batch.column("offset")[-1].as_py() + 1
-                pending, size = [], 0
-        if pending or offset < p.end:
-            yield _folded(pending), p.end
+        yield from steps(
+            reading.read_segments(self._followed.files, directory, p.segments, offset, p.end), offset, p.end
+        )
 
     def _open(self, state: State, number: int) -> LastValues:
         """The first store of the partition that can be used, or a new one; the others are removed."""
@@ -384,8 +379,15 @@ class Keeper:
                 self._followed.files.remove_tree(older)
 
 
-def _folded(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
-    table = pa.Table.from_batches(batches, schema=RECORD_SCHEMA)
-    return last_per_key(table.combine_chunks().to_batches()[0])
+def steps(batches: Iterable[pa.RecordBatch], offset: int, end: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The records of [offset, end) as last records per key of consecutive stretches, and where each ends.
+
+    A stretch has a bounded size, or is one batch: several together never exceed what an Arrow column holds.
+    """
+    applied = offset
+    for few in gathered(batches, _STEP_ROWS, _STEP_BYTES):
+        applied = few[-1].column("offset")[-1].as_py() + 1
+        yield last_per_key(few[0] if len(few) == 1 else pa.concat_batches(few)), applied
+    if applied < end:
+        # What compaction has left out at the end of the log is done with, too.
+        yield _NO_RECORDS, end

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.statestore.contract import Entries, ReadOnlyStore, StoreBase, check_bounds, check_key
+from keyfold.statestore.contract import Entries, ReadOnlyStore, StoreBase, check_bounds, check_key, joined
 from keyfold.statestore.keyorder import key_order
 
 #: So many keys at once are looked up by hashing all of the store's instead of one by one.
@@ -74,5 +74,4 @@ class ArrowStore(StoreBase):
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
+    return joined(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -139,10 +139,6 @@ LAST_RECORDS = pa.schema(
 )
 
 
-def no_records() -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=LAST_RECORDS)
-
-
 class RecordStore(ReadOnlyStore, Protocol):
     """A store of last records, of which the values are only a part."""
 
@@ -194,7 +190,7 @@ def check_arrow(column: Any, what: str = "key") -> pa.Array:
     if what == "key" and column.null_count:
         raise TypeError("an Arrow key must not be null: filter such rows out")
     if isinstance(column, pa.ChunkedArray):
-        column = binary_array(column.cast(pa.binary()).combine_chunks())
+        column = binary_array(column.cast(pa.binary()))
     return column.cast(pa.binary())
 
 
@@ -212,10 +208,19 @@ def binary_array(values: Any) -> pa.Array:
     """A column of `binary` from Python's bytes and None, in one piece. `ValueError`: beyond 2 GiB."""
     column = values if is_arrow(values) else pa.array(values, pa.binary())
     if isinstance(column, pa.ChunkedArray):
-        if column.num_chunks > 1:
-            raise ValueError("an Arrow array cannot hold more than 2 GiB: take fewer keys at a time")
-        column = column.chunk(0) if column.num_chunks else pa.array([], pa.binary())
+        column = joined(column.chunks) if column.num_chunks else pa.array([], pa.binary())
     return column
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Arrays, or batches, of one type in one piece; at least one. `ValueError`: beyond 2 GiB."""
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        is_batch = isinstance(parts[0], pa.RecordBatch)
+        return pa.concat_batches(parts) if is_batch else pa.concat_arrays(parts)
+    except pa.ArrowInvalid as e:
+        raise ValueError("an Arrow array cannot hold more than 2 GiB: take fewer keys at a time") from e
 
 
 def check_bounds(from_: object, to: object) -> None:

@@ -34,7 +34,7 @@ from keyfold.statestore.contract import (
     check_bounds,
     check_key,
     check_value,
-    no_records,
+    joined,
 )
 from keyfold.statestore.serdes import TypedStore, TypedView
 
@@ -184,7 +184,7 @@ class PartitionedStore(StoreBase):
         return values
 
     def _get_array(self, keys: pa.Array) -> pa.Array:
-        return binary_array(self._scattered(keys, lambda store, mine: store.get_all(mine)))
+        return self._scattered(keys, lambda store, mine: store.get_all(mine))
 
     def _scattered(self, keys: pa.Array, ask: Callable[[Any, pa.Array], Any]) -> Any:
         """What `ask` finds in each partition for its keys, an array or a batch, in the order of `keys`."""
@@ -199,9 +199,7 @@ class PartitionedStore(StoreBase):
             start = end
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
-        if isinstance(parts[0], pa.RecordBatch):
-            return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
-        return pa.chunked_array(parts).combine_chunks().take(pa.array(back))
+        return joined(parts).take(pa.array(back))
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         self._check_open()
@@ -228,8 +226,10 @@ class PartitionedStore(StoreBase):
 
     def get_records(self, keys: pa.Array) -> pa.RecordBatch:
         self._check_open()
-        found = self._scattered(check_arrow(keys), lambda store, mine: store.get_records(mine))
-        return found.to_batches()[0] if found.num_rows else no_records()
+        found: pa.RecordBatch = self._scattered(
+            check_arrow(keys), lambda store, mine: store.get_records(mine)
+        )
+        return found
 
     def records(
         self, from_: bytes | None = None, to: bytes | None = None
@@ -286,7 +286,7 @@ class Overlay(WritableBase):
             return mine
         both = [mine, self._base.get_all(keys.filter(pa.array(~hits)))]
         places = np.where(hits, np.cumsum(hits) - 1, len(mine) + np.cumsum(~hits) - 1)
-        return binary_array(pa.chunked_array(both).combine_chunks()).take(pa.array(places))
+        return joined(both).take(pa.array(places))
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         self._check_open()

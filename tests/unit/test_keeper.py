@@ -6,9 +6,13 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from keyfold.checkpoints import Changelog
+from keyfold.checkpoints.keeper import steps
 from keyfold.checkpoints.retention import apply_retention
+from keyfold.statestore.blocks import RECORD_SCHEMA, VALUE_BYTES_MAX, no_headers
+from support.huge import zeros
 
 CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "delete.retention.ms": 0}
 
@@ -76,3 +80,35 @@ def test_a_writer_waits_while_the_stores_are_too_far_behind(tmp_path: Path) -> N
             log.append(pa.table({"key": [f"k{number}-{i}" for i in range(400)], "value": ["v" * 1000] * 400}))
         log.host.wait_for_room()
         assert log.host._keeper.lag_bytes() <= 1 << 20
+
+
+def test_no_stretch_of_the_log_loses_records_that_do_not_fit_one_arrow_column_together() -> None:
+    """The largest value that a record can have, and others before and after it."""
+    sizes = [60 << 20, 4, VALUE_BYTES_MAX, 5, 40 << 20, VALUE_BYTES_MAX, 6]
+    batches = [
+        pa.RecordBatch.from_arrays(
+            [
+                pa.array([offset], pa.int64()),
+                pa.array([0], pa.timestamp("ms")),
+                pa.array([b"%d" % offset], pa.binary()),
+                zeros(size),
+                no_headers(1),
+            ],
+            schema=RECORD_SCHEMA,
+        )
+        for offset, size in enumerate(sizes)
+    ]
+    found = list(steps(batches, 0, len(sizes) + 3))
+    ends = [end for _, end in found]
+    assert ends == sorted(set(ends))
+    assert ends[-1] == len(sizes) + 3
+    kept = [
+        (offset, last)
+        for rows, _ in found
+        for offset, last in zip(
+            rows.column("offset").to_pylist(),
+            pc.binary_length(rows.column("value")).to_pylist(),
+            strict=True,
+        )
+    ]
+    assert kept == list(enumerate(sizes))
