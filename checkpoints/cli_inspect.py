@@ -13,7 +13,8 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_output import Place, facts, printable, progress, table, time_of, verb
-from keyfold.checkpoints.state import Commit, PartitionState, State
+from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.verify import Verification
 from keyfold.checkpoints.verify import verify as check
 from keyfold.statestore import names

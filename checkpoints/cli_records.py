@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_output import Place, json_of, text_of, time_from, time_of, verb
+from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.reading import partition_state
-from keyfold.checkpoints.state import PartitionState
 from keyfold.statestore import names
 from keyfold.statestore.errors import CompactedAway, ConfigError, SchemaMismatch
 from keyfold.statestore.typed import Columns

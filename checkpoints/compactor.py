@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from keyfold.checkpoints.copying import Pace, abandon, copied
 from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compacted_pairs
+from keyfold.checkpoints.partition import PartitionState, Pass
 from keyfold.checkpoints.section import Section, anchor_offsets, section_of
 from keyfold.checkpoints.segment_lines import segment_line
 from keyfold.checkpoints.spill import KeySpill
-from keyfold.checkpoints.state import PartitionState, Pass
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
 from keyfold.statestore.blocks import RECORD_SCHEMA

@@ -22,7 +22,8 @@ import pyarrow as pa
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.fold import gathered, last_per_key
 from keyfold.checkpoints.identity import Identity as LogIdentity
-from keyfold.checkpoints.state import PartitionState, State
+from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import BesideTheLog, StorePlace
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from keyfold.checkpoints.state import PartitionState, State
+from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.state import State
 from keyfold.statestore import names
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import Files

@@ -4,7 +4,7 @@ first.
 
 from __future__ import annotations
 
-from keyfold.checkpoints.state import PartitionState
+from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.segment import Segment
 

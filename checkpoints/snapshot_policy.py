@@ -14,8 +14,9 @@ import time
 from typing import Final
 
 from keyfold.checkpoints.kept_snapshots import KeptSnapshot, clear, kept_snapshots
+from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.snapshot import Place, take
-from keyfold.checkpoints.state import PartitionState, State
+from keyfold.checkpoints.state import State
 from keyfold.checkpoints.writer import Writer, highest_epoch
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError

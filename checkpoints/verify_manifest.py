@@ -17,8 +17,9 @@ from keyfold.checkpoints import state as states
 from keyfold.checkpoints.damages import MISSING, Damages
 from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.journal import Head, decode_line
+from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.segment_lines import Line
-from keyfold.checkpoints.state import Commit, PartitionState, State
+from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.writer import journal_epochs
 from keyfold.statestore import names
 from keyfold.statestore.blocks import FORMAT_VERSION

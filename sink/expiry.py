@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.checkpoints import reading
-from keyfold.checkpoints.state import PartitionState, State
+from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.state import State
 from keyfold.statestore import names
 from keyfold.statestore.contract import RecordStore
 from keyfold.statestore.files import Files

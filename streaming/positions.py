@@ -25,8 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.reading import misses_delete
-from keyfold.checkpoints.state import PartitionState, State
+from keyfold.checkpoints.state import State
 from keyfold.statestore import names
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import Files
