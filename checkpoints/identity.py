@@ -93,7 +93,8 @@ def read_identity(files: Files, root: Path) -> Identity:
     except (FileNotFoundError, NotADirectoryError):
         raise NotAChangelog(
             "This is not a changelog.", path=root, expected=f"a directory with {names.IDENTITY}",
-            found="a directory without it" if files.is_directory(root) else "no directory",
+            found="a directory without it" if files.is_directory(root)
+            else "a file" if files.exists(root) else "no directory",
             remedy="correct the path, or create the changelog by opening it to write",
         ) from None  # fmt: skip
     try:

@@ -58,8 +58,11 @@ def newest(place: Place) -> Place:
         NotAChangelog: it is a folder of snapshots of which none is whole.
         ConfigError: there are snapshots of several changelogs.
     """
-    if place.files.exists(place.root / names.IDENTITY) or not _entries(place):
-        return place
+    try:
+        if place.files.exists(place.root / names.IDENTITY) or not _entries(place):
+            return place
+    except NotADirectoryError:
+        return place  # whoever reads its identity says what it is
     kept = kept_snapshots(place)
     if not kept:
         raise NotAChangelog(

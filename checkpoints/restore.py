@@ -17,7 +17,7 @@ import pyarrow as pa
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.fold import OffsetMap, compact, last_values
 from keyfold.checkpoints.handing import hand_over
-from keyfold.checkpoints.identity import check_partitions
+from keyfold.checkpoints.identity import check_partitions, read_identity
 from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.points import At, ends_at, since_at
@@ -85,12 +85,12 @@ def restore(
     place = newest(Place(*located(path, filesystem, files)))
     files, root = place.files, place.root
     with ExitStack() as stack:
-        lock = ViewLock(files, root) if files.exists(root / names.IDENTITY) else None
-        if lock is not None:
-            stack.callback(lock.close)
+        # Raises where there is no changelog, before a lock would be sought there.
+        read_identity(files, root)
+        lock = ViewLock(files, root)
+        stack.callback(lock.close)
         view = View(files, root)
-        if lock is not None:
-            lock.record(view.state.n)
+        lock.record(view.state.n)
         ends = ends_at(view.state, root, at)
         begins = None if since is None else since_at(view.state, root, since)
         selection = Selection.of(root, view.identity.columns, keys, prefix)
@@ -99,8 +99,8 @@ def restore(
             reading.partition_state(view.state, root, number)
         listeners = ([] if listener is None else [listener], progress)
         restored = RestoredState(files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners)
-        stack.pop_all()
         restored.hold(lock)
+        stack.pop_all()
         return restored
 
 
@@ -127,7 +127,7 @@ def state_batches(
 
 class RestoredState:
     """The state of a changelog as of one commit. A context manager; closing it lets the cleaner delete its
-    files.
+    files, and ends what still reads it with an error.
 
     A changelog with typed columns gives them back as they were written, others give `key` and `value` bytes.
     """
@@ -156,13 +156,18 @@ class RestoredState:
         self._listeners, self._progress = listeners
         self._finalizer: weakref.finalize[[], RestoredState] | None = None
 
-    def hold(self, lock: ViewLock | None) -> None:
+    def hold(self, lock: ViewLock) -> None:
         """Let go of `lock` when this is closed or forgotten."""
-        self._finalizer = weakref.finalize(self, lock.close) if lock is not None else None
+        self._finalizer = weakref.finalize(self, lock.close)
 
     def close(self) -> None:
+        """Let go of the view. A second call does nothing, also from another thread."""
         if self._finalizer is not None:
             self._finalizer()
+
+    def _check_open(self) -> None:
+        if self._finalizer is None or not self._finalizer.alive:
+            raise ConfigError("This state was closed.", path=self.path, remedy="restore it again")
 
     def __enter__(self) -> RestoredState:
         return self
@@ -174,7 +179,8 @@ class RestoredState:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value,
-        headers. With `since` a null value is a delete.
+        headers. With `since` a null value is a delete. Every method that gives the state raises `ConfigError`
+        once this is closed.
         """
         with self._listening() as listeners:
             for number in self.partitions:
@@ -227,7 +233,8 @@ class RestoredState:
         It is this state also where it was folded away since, if it is computed within ten minutes or while
         this is open.
         """
-        if self._begins is not None or self._selection != Selection():
+        self._check_open()
+        if self._begins is not None or not self._selection.is_whole:
             raise ConfigError(
                 "Spark reads whole states.", path=self.path, expected="no since=, keys= and prefix=",
                 found="one of them",
@@ -235,11 +242,10 @@ class RestoredState:
             )  # fmt: skip
         offsets = ",".join(str(e) for e in self.ends)
         reader = spark.read.format("keyfold").option("endOffsets", offsets)
-        if self._finalizer is not None and self._finalizer.alive:
-            # Passes may fold this state away before Spark has planned.
-            identity = self._identity.uuid
-            view = hand_over(self._files, self.path, identity, self._state, self.ends, self.partitions)
-            reader = reader.option("view", view.to_text())
+        # Passes may fold this state away before Spark has planned.
+        identity = self._identity.uuid
+        view = hand_over(self._files, self.path, identity, self._state, self.ends, self.partitions)
+        reader = reader.option("view", view.to_text())
         if len(self.partitions) < len(self.ends):
             reader = reader.option("partitions", ",".join(str(p) for p in self.partitions))
         return reader.load(str(self.path.resolve()))
@@ -255,12 +261,14 @@ class RestoredState:
         self, path: str | Path, *, partitions: int | None = None, config: Mapping[str, object] | None = None
     ) -> Path:
         """A new changelog at `path` with the state, and with the last commit of every app, so that `resume`
-        works on it; it may have another number of partitions. To copy all of a log, take a snapshot and
-        `Changelog.clone`.
+        works on it; it may have another number of partitions. A part of a state (`keys`, `prefix`, or not all
+        `partitions`) comes without apps, because a job that resumed from it would take it for the whole. To
+        copy all of a log, take a snapshot and `Changelog.clone`.
 
         Args:
             path: an empty or missing directory.
-            partitions, config: as of this changelog by default; `config` changes single settings.
+            partitions, config: as of this changelog by default, but for `snapshot.dest`, which is empty;
+                `config` changes single settings.
 
         Raises:
             NotAChangelog: `path` is taken. ConfigError, StorageFailed: see there.
@@ -276,18 +284,22 @@ class RestoredState:
         return target
 
     def _apps(self) -> list[Commit]:
-        """The last commit of every app that this state holds."""
+        """The last commit of every app whose whole state this is."""
+        if not self._selection.is_whole or len(self.partitions) < len(self.ends):
+            return []
         known = sorted({*self._state.commits, *self._state.apps.values()}, key=lambda c: c.number)
         held = (c for c in known if all(e <= end for e, end in zip(c.ends, self.ends, strict=True)))
         return list({c.app: c for c in held}.values())
 
     def _check_state(self, what: str, target: Path) -> None:
+        self._check_open()
         if self._begins is not None:
             raise ConfigError(f"{what} holds a state, not changes.", path=target, remedy="leave since= out")
 
     @contextmanager
     def _listening(self) -> Iterator[list[RestoreListener]]:
         """Who is to be told; a bar among them where one is to be shown."""
+        self._check_open()
         with Bar() if self._progress else nullcontext() as bar:
             yield [*self._listeners, *([] if bar is None else [bar])]
 
@@ -298,6 +310,7 @@ class RestoredState:
         for listener in listeners:
             listener.on_restore_start(self.path, number, start, end)
         for batch in self._partition(number):
+            self._check_open()
             yield batch
             restored += batch.num_rows
             if not listeners:

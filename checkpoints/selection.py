@@ -45,6 +45,11 @@ class Selection:
             return cls(None, prefix)
         return cls(pa.array([_encoded(root, columns, key) for key in keys], pa.binary()), None)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every key is wanted."""
+        return self.keys is None and not self.prefix
+
     def partitions(self, count: int) -> list[int]:
         """Those that can hold a wanted key."""
         if self.keys is None:

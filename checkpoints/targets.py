@@ -108,7 +108,8 @@ def write_changelog(
         NotAChangelog: something is at `target`. ConfigError, StorageFailed: see there.
     """
     _check_free(files, target, "A changelog", NotAChangelog)
-    settings = source.config.with_changes(config)
+    # A folder of snapshots is of one changelog.
+    settings = source.config.with_changes({"snapshot.dest": "", **config})
     creation = Creation(partitions or source.partitions, source.columns, settings)
     unfinished = target.with_name(f".{target.name}.restoring")
     _remove_unfinished(files, unfinished)

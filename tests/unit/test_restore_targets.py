@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from keyfold.statestore.errors import (
     ConfigError,
     Damaged,
     NotAChangelog,
+    NotResumable,
     StorageFailed,
 )
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
@@ -179,6 +181,39 @@ def test_an_app_that_had_not_committed_yet_is_not_in_an_earlier_state(log: Chang
     with Changelog.open(tmp_path / "copy") as copy:
         assert copy.last_batch("third") is None
         assert copy.last_batch("second") == 9
+
+
+@pytest.mark.parametrize("part", [{"keys": [b"k3"]}, {"keys": []}, {"prefix": "k4"}, {"partitions": [1]}])
+def test_a_part_of_a_state_has_no_apps_so_that_no_job_takes_it_for_the_whole(
+    log: Changelog, tmp_path: Path, part: dict[str, Any]
+) -> None:
+    expected = restore(log.path, **part).to_dict()
+    restore(log.path, **part).to_changelog(tmp_path / "part")
+    assert restore(tmp_path / "part").to_dict() == expected
+    for app in ("first", "second"):
+        with pytest.raises(NotResumable):
+            resume(tmp_path / "part", app)
+
+
+@pytest.mark.parametrize("whole", [{"prefix": ""}, {"partitions": [2, 0, 1]}])
+def test_a_selection_of_everything_is_the_whole(
+    log: Changelog, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    restore(log.path, **whole).to_changelog(tmp_path / "copy")
+    with Changelog.open(tmp_path / "copy") as copy:
+        assert (copy.last_batch("first"), copy.last_batch("second")) == (4, 9)
+
+
+def test_the_folder_of_snapshots_stays_with_the_changelog_that_it_is_of(
+    log: Changelog, tmp_path: Path
+) -> None:
+    log.host.configure({"snapshot.dest": str(tmp_path / "kept")})
+    restore(log.path).to_changelog(tmp_path / "copy")
+    own = {"snapshot.dest": str(tmp_path / "own")}
+    restore(log.path).to_changelog(tmp_path / "other", config=own)
+    with Changelog.open(tmp_path / "copy") as copy, Changelog.open(tmp_path / "other") as other:
+        assert copy.config.snapshot_dest == ""
+        assert other.config.snapshot_dest == own["snapshot.dest"]
 
 
 def test_settings_go_along_and_can_be_changed(log: Changelog, tmp_path: Path) -> None:
