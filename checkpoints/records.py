@@ -27,6 +27,7 @@ from keyfold.statestore.blocks import (
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.hashing import partitions_of
 from keyfold.statestore.segment import Block, block_of
+from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 
 Tabular: TypeAlias = pa.Table | pa.RecordBatch
 
@@ -37,15 +38,16 @@ _INT32_MAX: Final = (1 << 31) - 1
 
 
 def checked(table: Tabular, now_ms: int) -> list[pa.RecordBatch]:
-    """The table's rows with columns key, value, timestamp, headers, in order; a missing timestamp is
-    `now_ms`.
+    """The table's rows with columns key, value, timestamp, headers, in order; a missing timestamp (null, or
+    -1 ms as in Kafka) is `now_ms`.
 
     Args:
         table: `key` and `value` as binary or string (large or not), optionally `timestamp` (a timestamp, or
             int64 ms) and `headers` (list of struct of key and value).
 
     Raises:
-        BadRecord: a missing or unknown column, a wrong type, or a null key (its row is named).
+        BadRecord: a missing or unknown column, a wrong type, a null key, or a timestamp before 1970 or after
+            the year 294246 (its row is named).
     """
     names = set(table.schema.names)
     unknown, missing = names - set(_COLUMNS), {"key", "value"} - names
@@ -63,7 +65,7 @@ def checked(table: Tabular, now_ms: int) -> list[pa.RecordBatch]:
             position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
             raise null_key(position)
         values = _binary(batch, "value")
-        columns = [keys, values, _timestamps(batch, now_ms), _headers(batch)]
+        columns = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
         result.append(pa.RecordBatch.from_arrays(columns, schema=_UNPLACED))
         row += batch.num_rows
     return result
@@ -191,21 +193,23 @@ def binary_too_large(column: pa.Array) -> bool:
     return longest is not None and longest > VALUE_BYTES_MAX
 
 
-def _timestamps(batch: pa.RecordBatch, now_ms: int) -> pa.Array:
+def _timestamps(batch: pa.RecordBatch, now_ms: int, row: int) -> pa.Array:
     if "timestamp" not in batch.schema.names:
         return pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
     column = batch.column("timestamp")
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp(column.type.unit), safe=False).cast(pa.timestamp("ms"), safe=False)
-    elif pa.types.is_int64(column.type):
-        column = column.cast(pa.timestamp("ms"))
-    else:
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type)):
         raise BadRecord(
             "The column 'timestamp' has a type that records cannot hold.",
             expected="a timestamp, or int64 with milliseconds since 1970-01-01 UTC", found=str(column.type),
             remedy="cast it",
         )  # fmt: skip
-    return column.fill_null(pa.scalar(now_ms, pa.timestamp("ms"))) if column.null_count else column
+    timestamps, wrong = timestamps_ms(column, now_ms)
+    if wrong >= 0:
+        raise BadRecord(
+            WRONG_TIMESTAMP[0], position=f"row {row + wrong}", expected=WRONG_TIMESTAMP[1],
+            found="another time", remedy=WRONG_TIMESTAMP[2],
+        )  # fmt: skip
+    return timestamps
 
 
 def _headers(batch: pa.RecordBatch) -> pa.Array:

@@ -41,6 +41,7 @@ from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.hashing import partitions_of
 from keyfold.statestore.segment import Block, block_of
+from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,6 +54,7 @@ _TOGETHER_BYTES_MAX: Final = 1 << 30
 NO_KEY: Final = 1
 NO_HEADER_KEY: Final = 2
 NO_SEQUENCE: Final = 3
+WRONG_TIME: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | Non
         kind, index = NO_HEADER_KEY, found
     elif "unordered" in columns and (found := pc.index(batch.column("unordered"), True).as_py()) >= 0:
         kind, index = NO_SEQUENCE, found
+    elif "timestamp" in columns and (found := timestamps_ms(batch.column("timestamp"), 0)[1]) >= 0:
+        kind, index = WRONG_TIME, found
     else:
         return None
     task, row = writing.task, row + index
@@ -233,7 +237,7 @@ def _header_without_key(headers: pa.Array) -> int:
 def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     """Rows with `timestamp` and `headers` as records have them."""
     if "timestamp" in rows.schema.names:
-        timestamps = rows.column("timestamp").fill_null(now_ms).cast(pa.timestamp("ms"))
+        timestamps, _ = timestamps_ms(rows.column("timestamp"), now_ms)
     else:
         timestamps = pa.array(np.full(rows.num_rows, now_ms, np.int64), pa.timestamp("ms"))
     if "headers" in rows.schema.names:
@@ -297,7 +301,8 @@ def refused_row(staged: Sequence[Staged], batch: int) -> BadRecord | None:
     first = min(problems, key=lambda s: (s.task, s.records))
     position = f"batch {batch}, Spark partition {first.task}, row {first.records}"
     what, expected, remedy = _PROBLEMS[first.problem]
-    return BadRecord(what, position=position, expected=expected, found="null", remedy=remedy)
+    found = "another time" if first.problem == WRONG_TIME else "null"
+    return BadRecord(what, position=position, expected=expected, found=found, remedy=remedy)
 
 
 _PROBLEMS: Final = {
@@ -316,6 +321,7 @@ _PROBLEMS: Final = {
         "values of sequence_by that are not null",
         "filter such rows out, or order by something that every row has",
     ),
+    WRONG_TIME: WRONG_TIMESTAMP,
 }
 
 
