@@ -209,7 +209,7 @@ class Changelog(Maintained):
         host = self._open_host()
         host.wait_for_room()
         writer = host.writer
-        batches = records.checked(table, writer.clock_ms())
+        batches = records.checked(table, writer.clock_ms(), self.columns)
         digesting = writer.pool.submit(records.digest, batches)
         compression = writer.identity.config.codec
         parts = records.partitioned(batches, self.partitions, compression, writer.pool)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from keyfold.checkpoints.tabular import Tabular, table_of
 from keyfold.checkpoints.writer import Blocks
 from keyfold.statestore.blocks import (
     HEADERS_TYPE,
@@ -28,8 +29,9 @@ from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.hashing import partitions_of
 from keyfold.statestore.segment import Block, block_of
 from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
+from keyfold.statestore.typed import Columns
 
-Tabular: TypeAlias = pa.Table | pa.RecordBatch
+__all__ = ["Tabular", "checked", "digest", "null_key", "partitioned", "place"]
 
 _COLUMNS: Final = ("key", "value", "timestamp", "headers")
 #: Rows are partitioned in slices of at most so many, so that memory does not grow with the table.
@@ -37,38 +39,53 @@ _SLICE_ROWS: Final = 1 << 17
 _INT32_MAX: Final = (1 << 31) - 1
 
 
-def checked(table: Tabular, now_ms: int) -> list[pa.RecordBatch]:
-    """The table's rows with columns key, value, timestamp, headers, in order; a missing timestamp (null, or
+def checked(data: Tabular, now_ms: int, columns: Columns | None = None) -> list[pa.RecordBatch]:
+    """The rows of `data` with columns key, value, timestamp, headers, in order; a missing timestamp (null, or
     -1 ms as in Kafka) is `now_ms`.
 
     Args:
-        table: `key` and `value` as binary or string (large or not), optionally `timestamp` (a timestamp, or
+        data: `key` and `value` as binary or string of any layout, optionally `timestamp` (a timestamp, or
             int64 ms) and `headers` (list of struct of key and value).
+        columns: the typed columns that keys and values must be bytes of. A record that is not could be
+            written, and no whole state could be read again.
 
     Raises:
-        BadRecord: a missing or unknown column, a wrong type, a null key, or a timestamp before 1970 or after
-            the year 294246 (its row is named).
+        BadRecord: no table, a missing, double or unknown column, a wrong type, a null key, a timestamp before
+            1970 or after the year 294246, or bytes that are not of `columns` (the row is named).
     """
-    names = set(table.schema.names)
-    unknown, missing = names - set(_COLUMNS), {"key", "value"} - names
-    if unknown or missing:
+    table = table_of(data)
+    names = table.column_names
+    if {"key", "value"} - set(names) or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
         raise BadRecord(
-            "These are not the columns of records.", expected="key, value, and if wanted timestamp, headers",
-            found=", ".join(table.schema.names) or "none", remedy="select and rename the columns",
+            "These are not the columns of records.",
+            expected="key, value, and if wanted timestamp, headers, each once",
+            found=", ".join(names) or "none", remedy="select and rename the columns",
         )  # fmt: skip
-    batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(max_chunksize=_SLICE_ROWS)
     row = 0
     result = []
-    for batch in batches:
+    for batch in table.to_batches(max_chunksize=_SLICE_ROWS):
         keys = _binary(batch, "key")
         if keys.null_count:
             position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
             raise null_key(position)
         values = _binary(batch, "value")
-        columns = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
-        result.append(pa.RecordBatch.from_arrays(columns, schema=_UNPLACED))
+        if columns is not None:
+            _check_fits(columns, keys, values, row)
+        arrays = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
+        result.append(pa.RecordBatch.from_arrays(arrays, schema=_UNPLACED))
         row += batch.num_rows
     return result
+
+
+def _check_fits(columns: Columns, keys: pa.Array, values: pa.Array, row: int) -> None:
+    misfit = columns.misfit(keys, values)
+    if misfit is not None:
+        raise BadRecord(
+            "A record is not of the changelog's columns.", position=f"row {row + misfit.row}, {misfit.part}",
+            expected=misfit.expected, found="other bytes",
+            remedy="make keys with `columns.encode_key`, and values as one JSON object of the value columns; "
+            "or write with ChangelogSink, which encodes columns",
+        )  # fmt: skip
 
 
 _UNPLACED: Final = pa.schema([RECORD_SCHEMA.field(name) for name in _COLUMNS])
@@ -161,19 +178,11 @@ def place(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
-    column = batch.column(name)
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+    column = _plain(batch.column(name))
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.binary())
-    if not (
-        pa.types.is_binary(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    ):
+    if not any(holds(kind) for holds in _HOLDS_BYTES):
         raise BadRecord(
             f"The column {name!r} has a type that records cannot hold.",
             expected="binary or string",
@@ -186,6 +195,30 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
             found=f"{column.nbytes} bytes", remedy="append it in smaller tables",
         )  # fmt: skip
     return column.cast(pa.binary())
+
+
+_HOLDS_BYTES: Final = (
+    pa.types.is_binary,
+    pa.types.is_string,
+    pa.types.is_large_binary,
+    pa.types.is_large_string,
+    pa.types.is_fixed_size_binary,
+)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values in a layout of their own: no dictionary, no runs, no views."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        # Arrow takes nothing out of a dictionary of views, so the dictionary comes first.
+        return _plain(
+            pa.DictionaryArray.from_arrays(column.indices, _plain(column.dictionary)).dictionary_decode()
+        )
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(pc.run_end_decode(column))
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else column
 
 
 def binary_too_large(column: pa.Array) -> bool:

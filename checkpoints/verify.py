@@ -28,6 +28,7 @@ from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
 from keyfold.statestore.errors import Damaged
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.typed import Columns
 
 __all__ = ["Damage", "Unnamed", "Verification", "verify"]
 
@@ -87,7 +88,10 @@ def verify(path: str | Path, *, files: Files = LOCAL, progress: Progress | None 
             result.notes.append("without a manifest it is not known which segments count: none was checked")
             return result
         result.line = manifest.state.n
-        _check_segments(files, root, manifest, manifest.state, result, progress)
+        # Read again: a living writer may have added a column since, and then records of it.
+        newest = _check_identity(files, root, Damages()) or identity
+        columns = None if newest is None else newest.columns
+        _check_segments(files, root, manifest, manifest.state, result, columns, progress)
         result.unnamed = list(_unnamed(files, root, manifest, manifest.state))
         return result
     finally:
@@ -111,6 +115,7 @@ def _check_segments(
     manifest: Manifest,
     state: State,
     result: Verification,
+    columns: Columns | None,
     progress: Progress | None,
 ) -> None:
     total = sum(p.bytes for p in state.partitions)
@@ -119,7 +124,8 @@ def _check_segments(
         directory = names.partition(root, number)
         for segment in p.segments:
             found = Damages()
-            result.checked += check_segment(files, directory, segment, (number, len(state.partitions)), found)
+            partition = (number, len(state.partitions))
+            result.checked += check_segment(files, directory, segment, partition, found, columns)
             for damage in found:
                 if manifest.partial and damage.missing:
                     result.notes.append(

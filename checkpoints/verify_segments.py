@@ -22,10 +22,14 @@ from keyfold.statestore.files import Files
 from keyfold.statestore.hashing import partitions_of
 from keyfold.statestore.segment import Segment
 from keyfold.statestore.segment_reader import SegmentReader
+from keyfold.statestore.typed import Columns
 
 #: Header bytes and header CRC32C in an index, see the ruler in `statestore.segment`.
 _INDEX_STREAM_HEADER: Final = struct.Struct("<II")
 _INDEX_STREAM_HEADER_AT: Final = 24
+
+#: So many records of one block are named that are not of the columns: each costs some passes over the block.
+_MISFITS_NAMED: Final = 10
 
 
 @dataclass
@@ -48,25 +52,38 @@ class Counted:
 
 
 def check_segment(
-    files: Files, directory: Path, segment: Segment, partition: tuple[int, int], damages: Damages
+    files: Files,
+    directory: Path,
+    segment: Segment,
+    partition: tuple[int, int],
+    damages: Damages,
+    columns: Columns | None = None,
 ) -> Counted:
     """Everything that counts of one segment and its index.
 
     Args:
         partition: its number, and how many there are: every key must belong into it.
+        columns: of a typed changelog: every record must be of them.
     """
-    return _Check(files, directory, segment, partition, damages).run()
+    return _Check(files, directory, segment, partition, damages, columns).run()
 
 
 class _Check:
     def __init__(
-        self, files: Files, directory: Path, segment: Segment, partition: tuple[int, int], damages: Damages
+        self,
+        files: Files,
+        directory: Path,
+        segment: Segment,
+        partition: tuple[int, int],
+        damages: Damages,
+        columns: Columns | None,
     ) -> None:
         self._files = files
         self._directory = directory
         self._segment = segment
         self._partition = partition
         self._damages = damages
+        self._columns = columns
         self._path = directory / segment.name
         self._counted = Counted()
         self._whole = True
@@ -221,11 +238,28 @@ class _Check:
                 f"{where}, offset {offsets[stray[0]]}", "A record is in the wrong partition.",
                 f"partition {number}", f"{len(stray)} records of others",
             )  # fmt: skip
+        if self._columns is not None:
+            self._typed(self._columns, batch, where)
         self._counted.records += batch.num_rows
         self._counted.tombstones += batch.column("value").null_count
         self._max_timestamp = max(
             self._max_timestamp, int(batch.column("timestamp").cast(pa.int64()).to_numpy().max())
         )
+
+    def _typed(self, columns: Columns, batch: pa.RecordBatch, where: str) -> None:
+        """Records that are not of the columns: each of them spoils the whole state."""
+        row, keys, values = 0, batch.column("key"), batch.column("value")
+        for named in range(_MISFITS_NAMED + 1):
+            misfit = columns.misfit(keys[row:], values[row:])
+            if misfit is None:
+                return
+            row += misfit.row
+            at = f"{where}, partition {self._partition[0]}, offset {batch.column('offset')[row]}"
+            if named == _MISFITS_NAMED:
+                at += ", and perhaps more of this block"
+            what = f"A record is not of the changelog's columns: its {misfit.part}."
+            self._damages.add(self._path, at, what, misfit.expected, "other bytes")
+            row += 1
 
     def _totals(self) -> None:
         segment, counted = self._segment, self._counted

@@ -29,7 +29,7 @@ import decimal
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -41,6 +41,10 @@ import pyarrow.json as pj
 from keyfold.statestore.errors import BadRecord, SchemaMismatch
 
 Floats = Literal["number", "text", "bits"]
+#: What is done with fields that are no columns.
+Others = Literal["error", "ignore"]
+#: What Arrow's parser and the conversions here raise for text of another form.
+_REFUSALS = (pa.ArrowException, binascii.Error, ValueError)
 
 _SPACE, _BRACE, _END = b" {}"
 _PIECE_BYTES = 1 << 28
@@ -60,32 +64,67 @@ def decode_objects(records: pa.Array, schema: pa.Schema, *, keys: bool = False) 
         SchemaMismatch: a record is not JSON of this schema; `position` says which.
     """
     try:
-        pieces = [_decode_piece(piece, schema, keys) for piece in _pieces(records)]
-    except (pa.ArrowException, binascii.Error, ValueError):
-        row = _first_bad(records, schema, keys)
-    else:
-        return pa.concat_tables([*pieces, schema.empty_table()])
+        return _decoded(records, schema, keys)
+    except _REFUSALS:
+        row = _first_bad(records, lambda part: _decoded(part, schema, keys))
     raise SchemaMismatch(
         "A record is not JSON of the changelog's columns.",
         position=f"record {row} of the batch",
         expected=", ".join(f"{field.name}: {field.type}" for field in schema),
-        remedy="open the changelog again if a column was just added; or the record was appended as raw bytes",
+        remedy="open it again if a column was just added; else `keyfold verify` names such records",
     )
 
 
-def _first_bad(records: pa.Array, schema: pa.Schema, keys: bool) -> int:
-    """The position of the first record that cannot be decoded, by halving."""
+def first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int | None:
+    """The position of the first record that `decode` refuses, None where it takes all."""
+    try:
+        decode(records)
+    except _REFUSALS:
+        return _first_bad(records, decode)
+    return None
+
+
+def _first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int:
+    """By halving: one of these is known to be bad."""
     low, high = 0, len(records)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            for piece in _pieces(records[low:middle]):
-                _decode_piece(piece, schema, keys)
-        except (pa.ArrowException, binascii.Error, ValueError):
+            decode(records[low:middle])
+        except _REFUSALS:
             high = middle
         else:
             low = middle
     return low
+
+
+def first_misfit(
+    records: pa.Array, schema: pa.Schema, *, keys: bool = False
+) -> tuple[int, str | None] | None:
+    """Row and column of the first record that `decode_objects` refuses; of keys also where a column is null.
+
+    The column is None where the record is no object, or has fields that are no columns.
+    """
+    try:
+        table = _decoded(records, schema, keys)
+    except _REFUSALS:
+        row = _first_bad(records, lambda part: _decoded(part, schema, keys))
+        return row, _bad_column(records[row : row + 1], schema, keys)
+    nulls = [
+        (int(np.flatnonzero(column.is_null().to_numpy())[0]), str(name))
+        for name, column in zip(schema.names, table.columns, strict=True)
+        if keys and column.null_count
+    ]
+    return min(nulls, default=None)
+
+
+def _bad_column(record: pa.Array, schema: pa.Schema, keys: bool) -> str | None:
+    def is_bad(part: pa.Schema) -> bool:
+        return first_bad(record, lambda one: _decoded(one, part, keys, "ignore")) is not None
+
+    if is_bad(pa.schema([pa.field("\0", pa.bool_())])):  # no object, or more than one
+        return None
+    return next((str(field.name) for field in schema if is_bad(pa.schema([field]))), None)
 
 
 def _pieces(records: pa.Array) -> Iterable[pa.Array]:
@@ -99,7 +138,12 @@ def _pieces(records: pa.Array) -> Iterable[pa.Array]:
         yield records.slice(start, end - start)
 
 
-def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool) -> pa.Table:
+def _decoded(records: pa.Array, schema: pa.Schema, keys: bool, others: Others = "error") -> pa.Table:
+    pieces = [_decode_piece(piece, schema, keys, others) for piece in _pieces(records)]
+    return pa.concat_tables([*pieces, schema.empty_table()])
+
+
+def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool, others: Others) -> pa.Table:
     if records.null_count:
         records = records.fill_null(pa.scalar(b"{}", pa.binary()))
     offsets = _offsets(records)
@@ -112,17 +156,19 @@ def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool) -> pa.Table:
     if (data[offsets[:-1] + marked] != _BRACE).any() or (data[offsets[1:] - 1] != _END).any():
         raise ValueError("a record is not one object")
     if not marked.any():
-        return _parse(records, schema, "bits" if keys else "number")
+        return _parse(records, schema, "bits" if keys else "number", others)
     plain = np.flatnonzero(~marked)
     special = np.flatnonzero(marked)
     kinds: list[tuple[npt.NDArray[np.int64], Floats]] = [(plain, "number"), (special, "text")]
-    tables = [_parse(records.take(pa.array(rows)), schema, floats) for rows, floats in kinds if len(rows)]
+    tables = [
+        _parse(records.take(pa.array(rows)), schema, floats, others) for rows, floats in kinds if len(rows)
+    ]
     place = np.empty(len(records), dtype=np.int64)
     place[np.concatenate((plain, special))] = np.arange(len(records))
     return pa.concat_tables(tables).take(pa.array(place))
 
 
-def _parse(records: pa.Array, schema: pa.Schema, floats: Floats) -> pa.Table:
+def _parse(records: pa.Array, schema: pa.Schema, floats: Floats, others: Others) -> pa.Table:
     """`records` of one kind; each is known to begin with "{", perhaps after a space, and to end with "}"."""
     rows = len(records)
     joined = pc.binary_join_element_wise(records, pa.scalar(b"", pa.binary()), pa.scalar(b"\n", pa.binary()))
@@ -137,7 +183,7 @@ def _parse(records: pa.Array, schema: pa.Schema, floats: Floats) -> pa.Table:
         read_options=pj.ReadOptions(block_size=max(_BLOCK_BYTES, longest + 1)),
         parse_options=pj.ParseOptions(
             explicit_schema=pa.schema([pa.field(f.name, _json_type(f.type, floats)) for f in columns]),
-            unexpected_field_behavior="error",
+            unexpected_field_behavior=others,
         ),
     )
     if table.num_rows != rows and columns:

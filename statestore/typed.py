@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from keyfold.statestore import sparktypes
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.jsonvalues import decode_objects, encode_object, encode_raw
+from keyfold.statestore.jsonvalues import decode_objects, encode_object, encode_raw, first_bad, first_misfit
 from keyfold.statestore.sparktypes import FieldJson
 
 Format = Literal["raw", "json"]
 
 #: A changelog of raw bytes has no columns.
 RAW: None = None
+
+
+class Misfit(NamedTuple):
+    """A record whose bytes are not of the columns: its row, which part of it, and what belongs there."""
+
+    row: int
+    part: str
+    expected: str
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,18 @@ class Columns:
         return pa.Table.from_arrays(
             [columns[name] for name in self._arrow_schema.names], schema=self._arrow_schema
         )
+
+    def misfit(self, keys: pa.Array, values: pa.Array) -> Misfit | None:
+        """The first record that `decode` refuses, or that has no value for a key column; None where all fit.
+
+        Args:
+            keys, values: as for `decode`, but each one array.
+        """
+        found = (
+            _misfit(keys, self.key_format, self._key_schema, keys=True),
+            _misfit(values, self.value_format, self._value_schema, keys=False),
+        )
+        return min((m for m in found if m is not None), default=None, key=lambda m: m.row)
 
     def encode_key(self, *parts: object) -> bytes:
         """The bytes of one key, as Spark writes them for these values.
@@ -241,5 +261,22 @@ def _decode(
     raise SchemaMismatch(
         f"A record's {'key' if keys else 'value'} is not valid UTF-8, as its column asks.",
         position=f"column {only.name!r}",
-        remedy="the record was appended as raw bytes",
+        remedy="`keyfold verify` names partition and offset of every such record; append the key again",
     )
+
+
+def _misfit(records: pa.Array, format_: Format, schema: pa.Schema, *, keys: bool) -> Misfit | None:
+    side = "key" if keys else "value"
+    if format_ == "raw":
+        only = schema.field(0)
+        row = first_bad(records, lambda part: part.cast(only.type))
+        return None if row is None else Misfit(row, f"{side}, column {only.name!r}", "valid UTF-8")
+    found = first_misfit(records, schema, keys=keys)
+    if found is None:
+        return None
+    row, name = found
+    if name is None:
+        columns = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no field"
+        return Misfit(row, side, f"one JSON object of {columns}")
+    null = " that is not null" if keys else ""
+    return Misfit(row, f"{side}, column {name!r}", f"{schema.field(name).type}{null}")
