@@ -13,6 +13,7 @@ TEST := .venv-test
 LOWEST := .venv-lowest
 DELTA := .venv-delta
 KAFKA := .kafka-jars
+CONNECTOR := .kafka-jars-spark
 STREAMS := .kafka-jars-streams
 
 # The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
@@ -34,10 +35,10 @@ help:  ## Show this list
 demo: check-java $(DEMO)/$(INSTALLED)  ## Run the flights example on real data: counters, a crash, a restore, a comparison
 	$(DEMO)/bin/python examples/flights/demo.py $(ARGS)
 
-test: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete  ## Run all tests but the soak ones. ARGS="tests/unit -k tree" runs some
+test: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  ## Run all tests but the soak ones. ARGS="tests/unit -k tree" runs some
 	$(PYTEST) $(if $(findstring -n ,$(ARGS)),,$(PARALLEL)) $(ARGS)
 
-setup: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete  ## Only make the environment of the tests
+setup: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  ## Only make the environment of the tests
 
 lint: $(TEST)/$(INSTALLED)  ## Check style and form
 	$(TEST)/bin/ruff check .
@@ -117,9 +118,9 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(call link_autoload,$(LOWEST))
 	@touch $@
 
-# Jars from Maven Central: of a Kafka broker, and of Kafka Streams. Without them its tests are skipped, and its benchmarks
-# left out, so that nothing else has to wait for Maven. A copy that failed half-way is no copy: the folder is renamed into
-# place when it is whole.
+# Jars from Maven Central: of a Kafka broker, of Spark's Kafka source, of Kafka Streams. Without them their tests are
+# skipped, and their benchmarks left out, so that nothing else has to wait for Maven. A copy that failed half-way is no
+# copy: the folder is renamed into place when it is whole.
 define jars
 	@if ! command -v mvn >/dev/null; then \
 		echo "No Maven (mvn), so no jars in $(1): what needs them will be skipped."; \
@@ -133,6 +134,9 @@ endef
 
 $(KAFKA)/complete: tests/kafka/pom.xml
 	$(call jars,$(KAFKA),$<)
+
+$(CONNECTOR)/complete: tests/kafka/connector-pom.xml
+	$(call jars,$(CONNECTOR),$<)
 
 $(STREAMS)/complete: benchmarks/pom.xml
 	$(call jars,$(STREAMS),$<)

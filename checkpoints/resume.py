@@ -182,9 +182,11 @@ class Resumed:
         return self._state
 
     def options(self, source: int | None = None) -> dict[str, str]:
-        """The options that start a source again where the commit ended.
+        """The options that start a source again where the commit ended: `startingOffsets`.
 
-        For Kafka `subscribe` and `startingOffsets`, for a keyfold source `startingOffsets`.
+        What a Kafka source subscribes to, its position does not say: keep `subscribe`, `subscribePattern` or
+        `assign` as they were. Spark takes a position only if it names every partition of the topics. For
+        topics that may have got more since, `keyfold.streaming.kafka_stream` asks Kafka.
 
         Args:
             source: which of the query's streaming sources, from 0, in the order in which they stand in the

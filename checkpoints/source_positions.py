@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from keyfold.checkpoints.state import Commit
 from keyfold.statestore.errors import NotResumable
+
+#: A topic of Kafka and the number of a partition.
+Place: TypeAlias = tuple[str, int]
 
 _SHOWN_CHARACTERS: Final = 200
 _APPEND: Final = 'read again from where you choose, with on_reset="append"'
@@ -53,8 +56,9 @@ def _only(commit: Commit, found: list[dict[str, str] | str], root: Path) -> dict
 def _described(options: dict[str, str] | str) -> str:
     if isinstance(options, str):
         return options
-    if "subscribe" in options:
-        return f"Kafka, topics {options['subscribe']}"
+    position = kafka_position(options["startingOffsets"])
+    if position is not None:
+        return f"Kafka, topics {', '.join(sorted({topic for topic, _ in position}))}"
     return f"keyfold, changelog {json.loads(options['startingOffsets'])['keyfold']}"
 
 
@@ -65,13 +69,27 @@ def options_of(text: str) -> dict[str, str] | str:
     offset = _parsed(text)
     if offset is None:
         return "its position is no JSON"
-    if isinstance(offset, dict) and "keyfold" in offset:
+    if (isinstance(offset, dict) and "keyfold" in offset) or kafka_position(text) is not None:
         return {"startingOffsets": text}
-    if isinstance(offset, dict) and offset and all(_is_kafka(v) for v in offset.values()):
-        return {"subscribe": ",".join(sorted(offset)), "startingOffsets": text}
     if isinstance(offset, dict) and "logOffset" in offset:
         return "a file source keeps only the number of its own log entry, which is in the lost checkpoint"
     return "its position is only shown: " + text[:_SHOWN_CHARACTERS]
+
+
+def kafka_position(text: str) -> dict[Place, int] | None:
+    """The next offset of each partition, where `text` is the offset of a Kafka source; else None.
+
+    It names the partitions that the source had. Whether they were subscribed to by name, by pattern or
+    assigned, it does not say.
+    """
+    offset = _parsed(text)
+    if not (isinstance(offset, dict) and offset and all(_is_kafka(v) for v in offset.values())):
+        return None
+    return {
+        (topic, int(number)): next_offset
+        for topic, partitions in offset.items()
+        for number, next_offset in partitions.items()
+    }
 
 
 def _is_seed(text: str) -> bool:

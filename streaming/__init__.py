@@ -11,6 +11,7 @@
     seed        a restored state as the first micro-batch
     additive    `aggregate`: sums, counts, minima, maxima and averages that can be begun with a seed
     initial     `initial_state`: a restored state for `transformWithState`
+    kafka       `kafka_stream`: Spark's Kafka source, gone on with where a commit ended
     autoload    installed as `pyspark_keyfold`, which Spark finds by itself
 
 Here and in `keyfold.sink` pyspark may be imported. Nothing below imports from here; records are only read.
@@ -25,9 +26,10 @@ from keyfold.streaming.seed import seed
 if TYPE_CHECKING:
     from keyfold.streaming.additive import aggregate
     from keyfold.streaming.initial import initial_state
+    from keyfold.streaming.kafka import kafka_stream
     from keyfold.streaming.source import KeyfoldSource, register
 
-__all__ = ["KeyfoldSource", "aggregate", "initial_state", "register", "seed"]
+__all__ = ["KeyfoldSource", "aggregate", "initial_state", "kafka_stream", "register", "seed"]
 
 
 def __getattr__(name: str) -> object:
@@ -44,4 +46,8 @@ def __getattr__(name: str) -> object:
         from keyfold.streaming.initial import initial_state
 
         return initial_state
+    if name == "kafka_stream":
+        from keyfold.streaming.kafka import kafka_stream
+
+        return kafka_stream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,7 +64,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         directory = item.path.relative_to(ROOT / "tests").parts[0]
         if directory in MARKERS:
             item.add_marker(directory)
-        if "spark" in getattr(item, "fixturenames", ()):
+        if directory == "kafka" and "topics" in getattr(item, "fixturenames", ()):
+            # Spark and a broker at once, which a process should start once.
+            item.add_marker("kafka_source")
+            item.add_marker("spark")
+            item.add_marker(pytest.mark.xdist_group("kafka-source"))
+        elif "spark" in getattr(item, "fixturenames", ()):
             if directory != "spark":
                 item.add_marker("spark")
             # One worker process of pytest-xdist runs all of a group, so that one session is started. There

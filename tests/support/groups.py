@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-MARKERS = ("crash", "kafka", "model", "spark")
+MARKERS = ("crash", "kafka", "kafka_source", "model", "spark")
 
 #: The program without which a group cannot run. Groups that are not named need none.
-TOOLS = {"kafka": "mvn", "spark": "java"}
+TOOLS = {"kafka": "mvn", "kafka_source": "mvn", "spark": "java"}
 
 _PROPERTY = "groups"
 

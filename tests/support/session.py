@@ -21,6 +21,17 @@ appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
+ROOT = Path(__file__).resolve().parents[2]
+#: Of Spark's Kafka source. A session takes jars only when its JVM starts, so that every session has them.
+CONNECTOR_JARS = ROOT / ".kafka-jars-spark"
+
+
+def connector_jars() -> str:
+    """For `spark.jars`; empty where they are not here."""
+    complete = (CONNECTOR_JARS / "complete").exists()
+    return ",".join(str(jar) for jar in sorted(CONNECTOR_JARS.glob("*.jar"))) if complete else ""
+
+
 def spark_session(directory: Path) -> SparkSession:
     """A small local session whose files all live in `directory` (absolute, made if missing)."""
     if not directory.is_absolute():
@@ -46,6 +57,8 @@ def spark_session(directory: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if jars := connector_jars():
+        options["spark.jars"] = jars
     builder = SparkSession.builder.master("local[2]").appName("keyfold-tests")
     for name, value in options.items():
         builder = builder.config(name, value)
