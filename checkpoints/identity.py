@@ -89,7 +89,7 @@ def read_identity(files: Files, root: Path) -> Identity:
     """
     path = root / names.IDENTITY
     try:
-        raw = files.read(path)
+        raw = _whole(files, path, files.read(path))
     except (FileNotFoundError, NotADirectoryError):
         raise NotAChangelog(
             "This is not a changelog.", path=root, expected=f"a directory with {names.IDENTITY}",
@@ -123,5 +123,29 @@ def read_identity(files: Files, root: Path) -> Identity:
 
 
 def write_identity(files: Files, root: Path, identity: Identity) -> None:
-    """Replace `changelog.json`, whole or not at all."""
-    files.write_whole(root / names.IDENTITY, identity.encode())
+    """Replace `changelog.json`, whole or not at all.
+
+    Where a store may show a part of it when this process dies, `changelog.json.tmp` holds all of it first.
+    """
+    path, data = root / names.IDENTITY, identity.encode()
+    if files.has_locks:
+        files.write_whole(path, data)
+        return
+    files.write_whole(_replacement(path), data)
+    files.write_whole(path, data)
+    files.unlink(_replacement(path))
+
+
+def _replacement(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _whole(files: Files, path: Path, raw: bytes) -> bytes:
+    """What `path` was about to hold where whoever replaced it died within; else `raw`, what it holds."""
+    if raw.endswith(b"}\n"):
+        return raw
+    try:
+        whole = files.read(_replacement(path))
+    except FileNotFoundError:
+        return raw
+    return whole if whole.startswith(raw) else raw

@@ -111,6 +111,12 @@ class JournalWriter:
         self._files.sync(self._journal)
         self._crc = crc32c(raw, self._crc)
 
+    def end(self) -> None:
+        """No line comes any more. Where a file is whole only once it is closed, the journal has to be closed
+        before its head is there.
+        """
+        self._files.close(self._journal)
+
     def publish(self, n: int) -> None:
         """Overwrite the head: everything appended so far, up to line `n`, is durable."""
         slot = Head(self._journal.position, n, self._crc).encode()
@@ -124,7 +130,7 @@ class JournalWriter:
             self._files.overwrite(self._head, slot, self._slot)
 
     def close(self) -> None:
-        self._files.close(self._journal)
+        self.end()
         if self._head is not None:
             self._files.close(self._head)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.snapshot import Place, listed_files
+from keyfold.checkpoints.views import now_ms, oldest_view
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError, KeyfoldError, NotAChangelog
 
@@ -96,7 +97,9 @@ def set_pin(dest: Place, uuid: str, commit: int, pinned: bool) -> KeptSnapshot:
 
 
 def clear(dest: Place, uuid: str) -> None:
-    """Remove older snapshots of this changelog than the newest two, unless they are pinned, and half ones.
+    """Remove older snapshots of this changelog than the newest two, and half ones, unless they are pinned.
+
+    One that has a living reader stays until the next time; a store without locks knows of no readers.
 
     Raises:
         OSError: something cannot be removed.
@@ -105,12 +108,14 @@ def clear(dest: Place, uuid: str) -> None:
     unpinned = [s.commit for s in kept if not s.pinned]
     for commit in unpinned[:-KEPT]:
         path = names.kept_snapshot(dest.root, commit)
-        dest.files.unlink(path / names.IDENTITY)
-        dest.files.sync_directory(path)
-        dest.files.remove_tree(path)
+        if oldest_view(dest.files, path, now_ms()) is None:
+            dest.files.unlink(path / names.IDENTITY)
+            dest.files.sync_directory(path)
     for name in _entries(dest):
-        if not dest.files.exists(dest.root / name / names.IDENTITY):
-            dest.files.remove_tree(dest.root / name)
+        path = dest.root / name
+        # A reader takes its lock before it reads the identity: whoever has come since finds a half one.
+        if not dest.files.exists(path / names.IDENTITY) and oldest_view(dest.files, path, now_ms()) is None:
+            dest.files.remove_tree(path)
 
 
 def _one(dest: Place, uuid: str, commit: int) -> KeptSnapshot:

@@ -132,7 +132,8 @@ class Maintained(ABC):
         Args:
             to: a directory, or a URL of pyarrow.fs or fsspec; empty, or with an earlier snapshot of this
                 changelog, which the new one replaces once it is complete. Files that are there are not
-                written again.
+                written again. What only earlier ones held goes once no reader of theirs is open; where there
+                are no locks, as on object stores, once the next one is complete.
             at: the commit, as in `restore`; None for the last one.
             filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `to` is a path.
 

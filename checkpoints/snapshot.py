@@ -3,8 +3,12 @@
 A snapshot is laid out like a changelog, so everything that reads one reads it. Segments come first, then the
 journal with a single line, then its head: without the head nobody sees it, and without `changelog.json`,
 which comes last of all where it is new, there is nothing. Taken again in the same place, files that are there
-already are not written again, and what the new one does not need goes when it is complete. So there are at
-most two: the last good one, and the one being written.
+already are not written again.
+
+What only earlier ones held goes when the new one is complete and no reader needs it. On a local disk readers
+hold locks in the snapshot, and exactly what the living ones name stays. A store without locks knows of no
+readers: there the files of the one before stay until the next one is complete, so that a reader has from one
+taking to the next but one, and at most two generations are there, with a third being written.
 """
 
 from __future__ import annotations
@@ -15,15 +19,16 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.identity import Identity, read_identity, write_identity
-from keyfold.checkpoints.journal import JournalWriter
+from keyfold.checkpoints.journal import JournalWriter, read_head
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.state import Commit, State
-from keyfold.checkpoints.writer import begin_journal, journal_epochs, remove_journals_below
+from keyfold.checkpoints.views import now_ms, oldest_view
+from keyfold.checkpoints.writer import journal_epochs, remove_journals_below
 from keyfold.statestore import names
 from keyfold.statestore.blocks import encode
 from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed
@@ -46,6 +51,10 @@ class SnapshotFile:
     sha256: str
 
 
+#: Path in a snapshot → what is there.
+Listed: TypeAlias = dict[str, SnapshotFile]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A snapshot that was taken.
@@ -58,7 +67,7 @@ class Snapshot:
 
     path: str
     commit: int
-    files: dict[str, SnapshotFile]
+    files: Listed
     bytes_written: int
 
     @property
@@ -93,7 +102,7 @@ def take(
         StorageFailed: the destination cannot be written.
     """
     try:
-        before = _known(to, identity)
+        before = _generations(to, identity)
         taking = _Taking(source, to, identity, before, check)
         return taking.run(state, commit)
     except OSError as e:
@@ -166,22 +175,25 @@ class _Taking:
         source: Place,
         to: Place,
         identity: Identity,
-        before: dict[str, SnapshotFile],
+        before: dict[int, Listed],
         check: Callable[[], None],
     ) -> None:
         self._check = check
         self._source = source
         self._to = to
         self._identity = replace(identity, snapshot=True)
-        self._before = before
-        self._files: dict[str, SnapshotFile] = {}
+        #: by epoch; the last one is what readers find now
+        self._generations = before
+        self._before = {path: file for files in before.values() for path, file in files.items()}
+        self._files: Listed = {}
         self._written = 0
 
     def run(self, state: State, commit: Commit) -> Snapshot:
         files, root = self._to.files, self._to.root
         # Above every epoch of the source, because every writer begins with a line.
-        epoch = max(state.n, *journal_epochs(files, root), 0) + 1
-        for directory in (root, root / names.MANIFEST):
+        epoch = max(state.n, *journal_epochs(files, root), *_list_epochs(files, root), 0) + 1
+        own_names = (names.MANIFEST, names.READERS) if files.has_locks else (names.MANIFEST,)
+        for directory in (root, *(root / name for name in own_names)):
             for made in files.make_directory(directory):
                 files.sync_directory(made.parent)
         kept = self._state(state, commit, epoch)
@@ -189,10 +201,11 @@ class _Taking:
         document = {"commit": commit.number, "time": commit.time_ms, "files": listed}
         files.write_whole(names.snapshot_files(root, epoch), json.dumps(document, indent=1).encode())
         new = not files.exists(root / names.IDENTITY)
-        if not new:
+        if not new and read_identity(files, root) != self._identity:
             # Settings and added columns may have changed; what was there reads with them too.
             write_identity(files, root, self._identity)
-        _begin(self._to, kept, epoch, self._identity)
+        # Its one line has the number of the epoch: by it readers say which generation they hold.
+        _begin(self._to, replace(kept, n=epoch - 1), epoch, self._identity)
         if new:
             write_identity(files, root, self._identity)
         self._sweep(epoch)
@@ -269,18 +282,28 @@ class _Taking:
         self._written += file.bytes
 
     def _sweep(self, epoch: int) -> None:
-        """Remove what only older snapshots, or tries that came to nothing, had. Failing harms nobody."""
+        """Remove what only older snapshots without readers, or tries that came to nothing, had. Failing harms
+        nobody.
+        """
         files, root = self._to.files, self._to.root
         with contextlib.suppress(OSError):
-            for older in journal_epochs(files, root):
-                if older < epoch:
-                    with contextlib.suppress(FileNotFoundError):
-                        files.unlink(names.snapshot_files(root, older))
+            spared = self._spared()
+            named = set(self._files).union(*(self._generations[older] for older in spared))
+            for older in _list_epochs(files, root):
+                if older < epoch and older not in spared:
+                    files.unlink(names.snapshot_files(root, older))
             remove_journals_below(files, root, epoch)
             for number in range(self._identity.partitions):
                 for name in files.list_directory(names.partition(root, number)):
-                    if str(_inside(number, name)) not in self._files:
+                    if str(_inside(number, name)) not in named:
                         files.unlink(names.partition(root, number) / name)
+
+    def _spared(self) -> list[int]:
+        """The earlier generations that somebody may be reading."""
+        if not self._to.files.has_locks:
+            return sorted(self._generations)[-1:]
+        oldest = oldest_view(self._to.files, self._to.root, now_ms())
+        return [] if oldest is None else [epoch for epoch in self._generations if epoch >= oldest]
 
 
 # -- parts ---------------------------------------------------------------------------------------------------
@@ -295,15 +318,21 @@ def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
     """The journal with its one line, then the head: what makes a snapshot or a clone visible."""
     journal = JournalWriter(to.files, to.root, epoch)
     try:
-        begin_journal(journal, state, epoch, identity.uuid)
+        line = states.checkpoint(state, epoch, identity.uuid)
+        journal.append(line)
+        journal.end()
+        journal.publish(line["n"])
     finally:
         journal.close()
 
 
-def _known(to: Place, identity: Identity) -> dict[str, SnapshotFile]:
-    """The files of the snapshot that is there. Raises `ConfigError` where it is of another changelog."""
+def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
+    """The files of the snapshot that is there, and of earlier ones whose files were kept.
+
+    Raises `ConfigError` where it is of another changelog.
+    """
     if not to.files.exists(to.root / names.IDENTITY):
-        own = {names.MANIFEST, f"{names.IDENTITY}.tmp"}
+        own = {names.MANIFEST, names.READERS, f"{names.IDENTITY}.tmp"}
         foreign = [n for n in to.files.list_directory(to.root) if n not in own and not n.isdigit()]
         if not foreign:
             return {}
@@ -311,10 +340,14 @@ def _known(to: Place, identity: Identity) -> dict[str, SnapshotFile]:
     else:
         there = read_identity(to.files, to.root)
         if there.snapshot and there.uuid == identity.uuid:
-            for epoch in reversed(journal_epochs(to.files, to.root)):
-                if to.files.exists(names.head(to.root, epoch)):
-                    return listed_files(to, epoch) or {}
-            return {}
+            seen = [
+                e for e in journal_epochs(to.files, to.root) if read_head(to.files, names.head(to.root, e))
+            ]
+            # A list above is of a try that came to nothing.
+            lists = {
+                e: listed_files(to, e) for e in _list_epochs(to.files, to.root) if e <= max(seen, default=0)
+            }
+            return {epoch: files for epoch, files in lists.items() if files is not None}
         found = f"{'a snapshot of' if there.snapshot else 'the changelog'} {there.uuid}"
     raise ConfigError(
         "A snapshot cannot be taken there.", path=to.root,
@@ -323,7 +356,12 @@ def _known(to: Place, identity: Identity) -> dict[str, SnapshotFile]:
     )  # fmt: skip
 
 
-def listed_files(place: Place, epoch: int) -> dict[str, SnapshotFile] | None:
+def _list_epochs(files: Files, root: Path) -> list[int]:
+    found = (names.snapshot_files_epoch(name) for name in files.list_directory(root / names.MANIFEST))
+    return sorted(epoch for epoch in found if epoch is not None)
+
+
+def listed_files(place: Place, epoch: int) -> Listed | None:
     """What a snapshot says that it holds, None for none, or one that has not come so far."""
     try:
         document: dict[str, Any] = json.loads(place.files.read(names.snapshot_files(place.root, epoch)))

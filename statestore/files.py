@@ -45,6 +45,9 @@ class Files:
     know more.
     """
 
+    #: Whether `lock` works here, and with it all that relies on knowing who is alive.
+    has_locks = True
+
     def _operation(
         self,
         name: str,

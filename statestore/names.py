@@ -27,6 +27,7 @@ REQUESTS = "requests"
 WORK = "work"
 
 _JOURNAL = re.compile(r"^([1-9][0-9]*)\.journal$")
+_LIST = re.compile(r"^([1-9][0-9]*)\.files$")
 _SEGMENT = re.compile(r"^([0-9]{20})-([1-9][0-9]*)-([0-9]+)\.arrows$")
 _STORE = re.compile(r"^store-([1-9][0-9]*)$")
 _KEPT_SNAPSHOT = re.compile(r"^([0-9]{12})$")
@@ -43,6 +44,12 @@ def head(root: Path, epoch: int) -> Path:
 
 def snapshot_files(root: Path, epoch: int) -> Path:
     return root / MANIFEST / f"{epoch}.files"
+
+
+def snapshot_files_epoch(name: str) -> int | None:
+    """The epoch in the name of a snapshot's list, None for any other name."""
+    found = _LIST.match(name)
+    return int(found[1]) if found else None
 
 
 def journal_epoch(name: str) -> int | None:

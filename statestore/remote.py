@@ -69,7 +69,13 @@ class _Stream(OpenFile):
 
 
 class RemoteFiles(Files):
-    """The operations of `Files` that make sense there; the others raise `OSError`."""
+    """The operations of `Files` that make sense there; the others raise `OSError`.
+
+    A file is whole once `close` has returned. A process that dies before may leave none, an empty one, or a
+    part of it, as the store has it; so nothing is replaced there without another whole copy.
+    """
+
+    has_locks = False
 
     def __init__(self, filesystem: pa.fs.FileSystem) -> None:
         self._fs = filesystem
