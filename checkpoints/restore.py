@@ -187,18 +187,28 @@ class RestoredState:
                 yield from self._told(number, listeners)
 
     def to_arrow(self) -> pa.Table:
-        """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning."""
-        batches = self._all()
-        if self.columns is None:
-            table = pa.Table.from_batches(batches, RECORD_SCHEMA).select(["key", "value"])
-        else:
-            columns = self.columns
-            tables = [columns.decode(b.column("key"), b.column("value")) for b in batches]
-            table = pa.concat_tables([columns.arrow_schema().empty_table(), *tables])
+        """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning.
+
+        Raises:
+            ConfigError: with `since`, where the changelog has a column `_deleted` of its own.
+        """
         if self._begins is None:
-            return table
-        deleted = [b.column("value").is_null() for b in batches]
-        return table.append_column(DELETED, pa.chunked_array(deleted, pa.bool_()))
+            return self._table(self._all())
+        if self.columns is not None and DELETED in self.columns.arrow_schema().names:
+            raise ConfigError(
+                f"A table of changes has a column {DELETED!r} that tells deletes, and so has this changelog.",
+                path=self.path, expected="no column of this name", found=DELETED,
+                remedy="take to_dict() or batches(), which need no such column",
+            )  # fmt: skip
+        batches = self._all()
+        return self._table(batches).append_column(DELETED, _deleted(batches))
+
+    def _table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        columns = self.columns
+        if columns is None:
+            return pa.Table.from_batches(batches, RECORD_SCHEMA).select(["key", "value"])
+        tables = [columns.decode(b.column("key"), b.column("value")) for b in batches]
+        return pa.concat_tables([columns.arrow_schema().empty_table(), *tables])
 
     def to_pandas(self) -> pd.DataFrame:
         """`to_arrow` as a pandas DataFrame, by Arrow's own conversion of types."""
@@ -214,17 +224,19 @@ class RestoredState:
 
     def to_dict(self) -> dict[Any, Any]:
         """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column →
-        value.
+        value. A struct or an array in a key is a tuple, which `keys=` takes too.
         """
-        table = self.to_arrow()
+        batches = self._all()
+        table = self._table(batches)
         if self.columns is None:
             return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
-        keys = [table[name].to_pylist() for name in self.columns.keys]
+        keys = [[_hashable(value) for value in table[name].to_pylist()] for name in self.columns.keys]
         rows: list[Any] = table.drop_columns(list(self.columns.keys)).to_pylist()
         if not rows:
             rows = [{} for _ in range(table.num_rows)]
         if self._begins is not None:
-            rows = [None if row.pop(DELETED) else row for row in rows]
+            deleted = _deleted(batches).to_pylist()
+            rows = [None if gone else row for row, gone in zip(rows, deleted, strict=True)]
         return dict(zip(keys[0] if len(keys) == 1 else zip(*keys, strict=True), rows, strict=True))
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
@@ -340,3 +352,14 @@ class RestoredState:
         with self._listening() as listeners, ThreadPoolExecutor(2) as pool:
             parts = pool.map(lambda number: list(self._told(number, listeners)), self.partitions)
             return [batch for part in parts for batch in part]
+
+
+def _deleted(batches: Sequence[pa.RecordBatch]) -> pa.ChunkedArray:
+    return pa.chunked_array([b.column("value").is_null() for b in batches], pa.bool_())
+
+
+def _hashable(value: Any) -> Any:
+    """A part of a key as a key of a dict."""
+    if isinstance(value, dict):
+        return tuple(_hashable(item) for item in value.values())
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value

@@ -72,7 +72,11 @@ class Selection:
 
 def _encoded(root: Path, columns: Columns | None, key: object) -> bytes:
     if columns is not None:
-        return columns.encode_key(*key) if isinstance(key, tuple) else columns.encode_key(key)
+        # The only column of a key may be a struct or an array, which a tuple can be too.
+        whole = len(columns.keys) == 1 and pa.types.is_nested(
+            columns.arrow_schema().field(columns.keys[0]).type
+        )
+        return columns.encode_key(*key) if isinstance(key, tuple) and not whole else columns.encode_key(key)
     if isinstance(key, bytes):
         return key
     raise ConfigError(
