@@ -11,6 +11,7 @@ from typing import Final
 from keyfold.checkpoints.points import At, exact_commit
 from keyfold.checkpoints.state import Anchor
 from keyfold.checkpoints.writer import Writer
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
 
 _NAME_CHARACTERS_MAX: Final = 200
@@ -37,6 +38,7 @@ def add_anchor(writer: Writer, name: str, at: At) -> Anchor:
 
 def drop_anchor(writer: Writer, name: str) -> Anchor:
     """Let a commit go, see `Changelog.drop_anchor`."""
+    arguments.text("name", name)
     with writer.exclusive:
         anchor = writer.state.anchors.get(name)
         if anchor is None:
@@ -51,6 +53,7 @@ def drop_anchor(writer: Writer, name: str) -> Anchor:
 
 def _check_name(name: str) -> None:
     """Digits alone would be a commit number to the command; escapes do not belong into a message."""
+    arguments.text("name", name)
     if (
         not (0 < len(name) <= _NAME_CHARACTERS_MAX)
         or not name.isprintable()

@@ -25,9 +25,10 @@ from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock, now_ms
 from keyfold.checkpoints.writer import Batch
-from keyfold.statestore import names
+from keyfold.statestore import arguments, names
 from keyfold.statestore.arrow_store import ArrowStore
 from keyfold.statestore.blocks import RECORD_SCHEMA
+from keyfold.statestore.contract import check_key
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.hashing import partition_of
@@ -85,8 +86,11 @@ class Changelog(Maintained):
             NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
         """
         root = Path(path)
+        arguments.flag("steal", steal)
         if partitions is not None:
             check_partitions(partitions)
+        if columns is not None and not isinstance(columns, Columns):
+            raise arguments.wrong_type("columns", columns, "a Columns")
         changes = LogConfig().with_changes(config or {})
         if mode == "r":
             if config or partitions is not None or steal:
@@ -165,6 +169,7 @@ class Changelog(Maintained):
 
     def partition(self, key: bytes) -> int:
         """The partition that records of this key are in."""
+        check_key(key)
         return partition_of(key, self.partitions)
 
     def start_offsets(self) -> dict[int, int]:
@@ -177,7 +182,7 @@ class Changelog(Maintained):
 
     def last_commit(self, app_id: str) -> Commit | None:
         """The last commit of an app, None where it has made none."""
-        return self.state.apps.get(app_id)
+        return self.state.apps.get(arguments.text("app_id", app_id))
 
     def last_batch(self, app_id: str) -> int | None:
         """The id of the last committed batch of an app, None where it has committed none."""
@@ -288,6 +293,9 @@ class Changelog(Maintained):
             CompactedAway: an offset below the log's start, or with `follow` a delete that would be missed.
             Damaged: bytes do not match their checksum.
         """
+        partition = arguments.whole("partition", partition)
+        offset = None if offset is None else arguments.whole("offset", offset, least=0)
+        to = None if to is None else arguments.whole("to", to, least=offset or 0)
         with ExitStack() as stack:
             state = stack.enter_context(self.pinned())
             if follow and offset is not None:
@@ -332,6 +340,7 @@ class Changelog(Maintained):
 
     def refresh(self) -> None:
         """Let a reader see the newest durable commit. Nothing to do for a writer."""
+        self._check_open()
         if self._view is not None:
             self._store = None
             state = self._view.refresh()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
 
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*$", re.IGNORECASE)
@@ -173,7 +174,7 @@ class LogConfig:
         """
         known = {f.metadata["name"]: f for f in fields(self)}
         checked: dict[str, Any] = {}
-        changes = _without_u(changes)
+        changes = _without_u(arguments.mapping("config", changes))
         for name, value in changes.items():
             if name not in known:
                 near = difflib.get_close_matches(str(name), [*known, _U], n=1, cutoff=0.4)

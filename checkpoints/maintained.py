@@ -17,6 +17,7 @@ from keyfold.checkpoints.points import At, exact_commit
 from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.snapshot import Place, Snapshot, take
 from keyfold.checkpoints.state import Anchor, Commit, State
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import Files
 from keyfold.statestore.remote import located
@@ -71,7 +72,12 @@ class Maintained(ABC):
         """No cleaner pass goes over these partitions (None: all) inside the block; passes under way are
         stopped first. Blocks may overlap: a partition is cleaned again when the last one has ended.
         """
-        chosen = range(len(self.state.partitions)) if partitions is None else list(partitions)
+        chosen: Iterable[int] = range(len(self.state.partitions))
+        if partitions is not None:
+            chosen = [
+                arguments.whole("partitions", p)
+                for p in arguments.several("partitions", partitions, "numbers")
+            ]
         for number in chosen:
             reading.partition_state(self.state, self.path, number)
         with self.host.cleaning.paused(chosen):

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints.state import Commit, State
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import CompactedAway, ConfigError
 
 #: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, a time, or an end offset for every
@@ -49,6 +50,8 @@ def _ends_given(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, .
 
 
 def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:
+    for number in (*at.keys(), *at.values()):
+        arguments.whole("at", number)
     right = all(0 <= at.get(n, -1) <= p.end for n, p in enumerate(state.partitions))
     if not right or len(at) != len(state.partitions):
         raise ConfigError(

@@ -27,7 +27,7 @@ from keyfold.checkpoints.snapshot import Place
 from keyfold.checkpoints.state import Commit
 from keyfold.checkpoints.targets import write_changelog, write_store
 from keyfold.checkpoints.views import ViewLock
-from keyfold.statestore import names
+from keyfold.statestore import arguments, names
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
@@ -94,7 +94,7 @@ def restore(
         ends = ends_at(view.state, root, at)
         begins = None if since is None else since_at(view.state, root, since)
         selection = Selection.of(root, view.identity.columns, keys, prefix)
-        wanted = set(selection.partitions(len(ends)) if partitions is None else partitions)
+        wanted = set(selection.partitions(len(ends)) if partitions is None else _numbers(root, partitions))
         for number in wanted:
             reading.partition_state(view.state, root, number)
         listeners = ([] if listener is None else [listener], progress)
@@ -291,7 +291,7 @@ class RestoredState:
             check_partitions(partitions)
         write_changelog(
             self._files, target, self._identity, self.batches(), self._apps(),
-            partitions=partitions, config=config or {},
+            partitions=partitions, config=arguments.mapping("config", {} if config is None else config),
         )  # fmt: skip
         return target
 
@@ -352,6 +352,16 @@ class RestoredState:
         with self._listening() as listeners, ThreadPoolExecutor(2) as pool:
             parts = pool.map(lambda number: list(self._told(number, listeners)), self.partitions)
             return [batch for part in parts for batch in part]
+
+
+def _numbers(root: Path, partitions: Sequence[int]) -> list[int]:
+    found = [arguments.whole("partitions", p) for p in arguments.several("partitions", partitions, "numbers")]
+    if not found:
+        raise ConfigError(
+            "No partition is asked for.", path=root, expected="one or more numbers", found="none",
+            remedy="leave `partitions=` out for all of them",
+        )  # fmt: skip
+    return found
 
 
 def _deleted(batches: Sequence[pa.RecordBatch]) -> pa.ChunkedArray:

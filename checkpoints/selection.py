@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.hashing import partition_of
 from keyfold.statestore.typed import Columns
@@ -31,16 +33,16 @@ class Selection:
         """Raises `ConfigError`, and `BadRecord` for a value that is no key of these columns."""
         if keys is not None and prefix is not None:
             raise ConfigError("keys and prefix exclude each other.", path=root, remedy="give one of them")
-        if isinstance(keys, bytes | str):
-            raise ConfigError("keys takes several keys.", path=root, remedy="put it into a list")
+        if keys is not None:
+            arguments.several("keys", keys, "keys")
         if prefix is not None and columns is not None and columns.key_format != "raw":
             raise ConfigError(
                 "Keys of these columns are JSON, where a prefix of the bytes means nothing.", path=root,
                 expected="one key column of type string or binary", found=", ".join(columns.keys),
                 remedy="give keys=, or select from the whole state",
             )  # fmt: skip
-        if isinstance(prefix, str):
-            prefix = prefix.encode()
+        if prefix is not None:
+            prefix = _prefix(prefix)
         if keys is None:
             return cls(None, prefix)
         return cls(pa.array([_encoded(root, columns, key) for key in keys], pa.binary()), None)
@@ -68,6 +70,15 @@ class Selection:
         if self.prefix:
             return pc.equal(pc.binary_slice(keys, 0, len(self.prefix)), pa.scalar(self.prefix, pa.binary()))
         return None
+
+
+def _prefix(prefix: object) -> bytes:
+    if isinstance(prefix, bytes):
+        return prefix
+    with suppress(UnicodeEncodeError):
+        if isinstance(prefix, str):
+            return prefix.encode()
+    raise arguments.wrong_type("prefix", prefix, "bytes, or text without lone surrogates")
 
 
 def _encoded(root: Path, columns: Columns | None, key: object) -> bytes:

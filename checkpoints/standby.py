@@ -27,6 +27,7 @@ from keyfold.checkpoints.opening import View, lock_of_writer, open_writer, refus
 from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import Aside
 from keyfold.checkpoints.views import ViewLock, now_ms
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 
@@ -107,10 +108,12 @@ class Standby:
 
         Raises:
             ChangelogLocked: the writer lived on for `timeout` seconds.
-            ConfigError: this standby is closed, or was closed meanwhile, or has taken over already.
+            ConfigError: this standby is closed, or was closed meanwhile, or has taken over already; or an
+                argument is refused.
             Damaged, StorageFailed: as for `Changelog.open`.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        arguments.flag("steal", steal)
+        until = None if timeout is None else time.monotonic() + arguments.seconds("timeout", timeout)
         self._check_open()
         self._followed.refresh()
         target = self._followed.state.ends

@@ -25,7 +25,7 @@ from keyfold.checkpoints.opening import check_creatable
 from keyfold.checkpoints.writer import Blocks, Writer
 from keyfold.sink import staging
 from keyfold.sink.delivery import CONTINUES, Delivery, batch_of, choice, consume
-from keyfold.sink.encoding import RowEncoding, refusal
+from keyfold.sink.encoding import RowEncoding, check_arguments, refusal
 from keyfold.sink.foreach_batch import ForeachBatch
 from keyfold.sink.staging import Stage, Staged
 from keyfold.statestore import names
@@ -106,6 +106,7 @@ class ChangelogSink(ForeachBatch):
     ) -> None:
         if placement not in get_args(Placement):
             raise choice("placement", placement, get_args(Placement))
+        check_arguments(keys, apply_as_deletes, sequence_by, column_list, except_column_list, value_format)
         super().__init__(
             path,
             partitions=partitions,

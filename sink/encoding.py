@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import get_args
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
@@ -15,6 +16,7 @@ from pyspark.sql import types as T
 
 from keyfold.sink import jsoncolumns
 from keyfold.sink.jsoncolumns import Part
+from keyfold.statestore import arguments
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.sparktypes import quoted
 from keyfold.statestore.typed import Columns, Format, raw_format
@@ -59,6 +61,7 @@ class RowEncoding:
         value_format: Format | None = None,
         sequence_by: Names = None,
     ) -> None:
+        check_arguments(keys, apply_as_deletes, sequence_by, column_list, except_column_list, value_format)
         self.columns: Columns | None = None
         self._schema = schema
         self._deletes = apply_as_deletes
@@ -70,11 +73,6 @@ class RowEncoding:
         if key_names:
             values = _value_names(schema, key_names, column_list, except_column_list)
             self.columns = _columns(schema, key_names, values, value_format)
-        elif (column_list, except_column_list, value_format) != (None, None, None):
-            raise ConfigError(
-                "column_list, except_column_list and value_format are for typed columns.",
-                remedy="name the key columns: keys=",
-            )
         else:
             _check_kafka_shape(schema)
 
@@ -180,16 +178,56 @@ def refusal(error: BaseException) -> BadRecord | None:
 # -- which columns -------------------------------------------------------------------------------------------
 
 
+def check_arguments(
+    keys: Names,
+    apply_as_deletes: str | None,
+    sequence_by: Names,
+    column_list: Names,
+    except_column_list: Names,
+    value_format: Format | None,
+) -> None:
+    """What can be seen of these without a DataFrame. Raises `ConfigError`."""
+    named = _names(keys, "keys")
+    for argument, given in (
+        ("sequence_by", sequence_by),
+        ("column_list", column_list),
+        ("except_column_list", except_column_list),
+    ):
+        _names(given, argument)
+    if apply_as_deletes is not None:
+        arguments.text("apply_as_deletes", apply_as_deletes)
+    if value_format not in (None, *get_args(Format)):
+        raise ConfigError(
+            "There is no such value_format.", expected=", ".join(map(repr, get_args(Format))),
+            found=repr(value_format), remedy="use one of them, or leave it out",
+        )  # fmt: skip
+    if column_list is not None and except_column_list is not None:
+        raise ConfigError("column_list and except_column_list exclude each other.", remedy="give one of them")
+    if not named and (column_list, except_column_list, value_format) != (None, None, None):
+        raise ConfigError(
+            "column_list, except_column_list and value_format are for typed columns.",
+            remedy="name the key columns: keys=",
+        )
+
+
 def _names(given: Names, argument: str) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given or ())
-    if any(type(name) is not str or not name for name in names) or len(set(names)) < len(names):
-        raise ConfigError(f"{argument} takes names, each once.", found=names)
-    return names
+    """One name or several. Raises `ConfigError`."""
+    if given is None:
+        return []
+    names = [given] if isinstance(given, str) else given
+    if (
+        not isinstance(names, list | tuple)
+        or any(type(name) is not str or not name for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise ConfigError(
+            f"{argument} takes names, each once.", expected="one name, or a list of names", found=repr(given),
+            remedy=f"correct `{argument}=`",
+        )  # fmt: skip
+    return list(names)
 
 
 def _value_names(schema: T.StructType, keys: list[str], include: Names, exclude: Names) -> list[str]:
-    if include is not None and exclude is not None:
-        raise ConfigError("column_list and except_column_list exclude each other.", remedy="give one of them")
     included, excluded = _names(include, "column_list"), _names(exclude, "except_column_list")
     for argument, named in (("keys", keys), ("column_list", included), ("except_column_list", excluded)):
         for name in named:

@@ -45,12 +45,12 @@ class ForeachBatch(ABC):
         self._files = files
         self._intake = Intake(files, self.path, app_id, on_reset)
         self._partitions = partitions
+        LogConfig().with_changes(config or {})
         self._config = dict(config or {})
         self._steal = steal
         self._log: Changelog | None = None
         self._closed = False
         self._lock = threading.Lock()
-        LogConfig().with_changes(self._config)
         if partitions is not None:
             check_partitions(partitions)
 

@@ -4,7 +4,8 @@
     KeyValueStore        … and put, put_all, delete, delete_all, flush
     RecordStore          a ReadOnlyStore that also tells offset and timestamp of every entry's last record
 
-- Keys and values are `bytes`, anything else is a `TypeError`; `statestore/serdes.py` puts types at the edge.
+- Keys and values are `bytes`, anything else is a `WrongType`, which is a `TypeError`; `statestore/serdes.py`
+  puts types at the edge.
   The empty key and the empty value are legal. `None` is no value: `delete` removes a key.
 - Keys come in the order of their bytes (unsigned, shorter first). `range(from_, to)` includes `from_` and
   **excludes** `to`, as Samza's does; Kafka Streams' `range` includes both. `None` leaves that end open.
@@ -27,7 +28,8 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import pyarrow as pa
 
-from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore import arguments
+from keyfold.statestore.errors import ConfigError, KeyfoldError, WrongType
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -157,21 +159,25 @@ class RecordStore(ReadOnlyStore, Protocol):
 _ENCODE = "encode it, or use a TypedStore with a serde"
 
 
+def _wrong(what: str, expected: str, found: object, remedy: str = _ENCODE) -> WrongType:
+    return WrongType(what, expected=expected, found=found, remedy=remedy)
+
+
 def closed(what: str) -> StoreClosed:
     return StoreClosed(f"this {what} is closed", remedy="open it again, or use it before it is closed")
 
 
 def check_key(key: object) -> None:
     if not isinstance(key, bytes):
-        raise TypeError(f"a key must be bytes, not {type(key).__name__}: {_ENCODE}")
+        raise _wrong("A key must be bytes.", "bytes", type(key).__name__)
 
 
 def check_keys(keys: Iterable[object]) -> list[bytes]:
-    checked = list(keys)
+    checked = list(arguments.several("keys", keys, "keys"))
     if set(map(type, checked)) - {bytes}:
         for key in checked:
             check_key(key)
-    return checked  # type: ignore[return-value]
+    return checked
 
 
 def is_arrow(keys: object) -> bool:
@@ -186,9 +192,9 @@ def check_arrow(column: Any, what: str = "key") -> pa.Array:
     if not (
         pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     ):
-        raise TypeError(f"an Arrow {what} must be binary, not {kind}: {_ENCODE}")
+        raise _wrong(f"An Arrow {what} must be binary.", "an Arrow array of binary", kind)
     if what == "key" and column.null_count:
-        raise TypeError("an Arrow key must not be null: filter such rows out")
+        raise _wrong("An Arrow key must not be null.", "keys", "null among them", "filter such rows out")
     if isinstance(column, pa.ChunkedArray):
         column = binary_array(column.cast(pa.binary()))
     return column.cast(pa.binary())
@@ -198,9 +204,12 @@ def check_arrow_rows(keys: Any, values: Any) -> tuple[pa.Array, pa.Array]:
     """Keys and values of `put_all`. Raises `TypeError`, and `ValueError` for columns of different length."""
     if not is_arrow(values):
         found = type(values).__name__
-        raise TypeError(f"values for an Arrow array of keys must be another one, not {found}: {_ENCODE}")
+        raise _wrong("Values for an Arrow array of keys must be another one.", "an Arrow array", found)
     if len(keys) != len(values):
-        raise ValueError(f"{len(keys)} keys need as many values, not {len(values)}")
+        raise ConfigError(
+            "There are not as many values as keys.", expected=f"{len(keys)} values", found=len(values),
+            remedy="give each key a value; null deletes it",
+        )  # fmt: skip
     return check_arrow(keys), check_arrow(values, "value")
 
 
@@ -231,9 +240,9 @@ def check_bounds(from_: object, to: object) -> None:
 
 def check_value(value: object) -> None:
     if value is None:
-        raise TypeError("a value must be bytes, not None: to remove a key call delete(key)")
+        raise _wrong("A value must be bytes.", "bytes", "None", "to remove a key call delete(key)")
     if not isinstance(value, bytes):
-        raise TypeError(f"a value must be bytes, not {type(value).__name__}: {_ENCODE}")
+        raise _wrong("A value must be bytes.", "bytes", type(value).__name__)
 
 
 def pairs(entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> list[tuple[K, V]]:

@@ -1,12 +1,13 @@
 """Every error that keyfold raises, in one tree.
 
     KeyfoldError
-    ├── ConfigError          a name or a value that is refused when something is opened or built (also a
-    ValueError) ├── NotAChangelog        the path does not hold a changelog
+    ├── ConfigError          a name or a value that is refused (also a ValueError)
+    │   └── WrongType        an argument of another type (also a TypeError)
+    ├── NotAChangelog        the path does not hold a changelog
     ├── FormatTooNew         written by a later version of keyfold
-    ├── Damaged              bytes before the durable point do not match their checksum; never repaired by
-    guessing ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening goes through
-    recovery ├── ChangelogLocked      another living writer holds the changelog
+    ├── Damaged              bytes before the durable point do not match their checksum; never guessed
+    ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening recovers
+    ├── ChangelogLocked      another living writer holds the changelog
     ├── WriterFenced         a writer with a higher epoch has taken over, or this writer failed before
     ├── BadRecord            a record that cannot be written: a null key, a column of the wrong type
     ├── SchemaMismatch       the columns differ from those the changelog was made with
@@ -87,6 +88,10 @@ def _rebuild(
 
 class ConfigError(KeyfoldError, ValueError):
     """A name or a value that is refused when something is opened or built."""
+
+
+class WrongType(ConfigError, TypeError):
+    """An argument of another type than the function takes."""
 
 
 class NotAChangelog(KeyfoldError):

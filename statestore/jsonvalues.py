@@ -1,4 +1,4 @@
-"""JSON objects, one per record, to Arrow columns and back: the bytes of typed keys and values.
+"""JSON objects, one per record, to Arrow columns: the bytes of typed keys and values.
 
 How a column is written:
 
@@ -24,12 +24,7 @@ the first bad record, never with its content.
 from __future__ import annotations
 
 import binascii
-import datetime
-import decimal
-import math
-import operator
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -38,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from keyfold.statestore.errors import BadRecord, SchemaMismatch
+from keyfold.statestore.errors import SchemaMismatch
 
 Floats = Literal["number", "text", "bits"]
 #: What is done with fields that are no columns.
@@ -49,8 +44,6 @@ _REFUSALS = (pa.ArrowException, binascii.Error, ValueError)
 _SPACE, _BRACE, _END = b" {}"
 _PIECE_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 22
-
-# -- JSON to Arrow -------------------------------------------------------------------------------------------
 
 
 def decode_objects(records: pa.Array, schema: pa.Schema, *, keys: bool = False) -> pa.Table:
@@ -302,124 +295,3 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
     if buffer is None or not buffer.size:
         return np.zeros(1, dtype=np.int32)
     return np.frombuffer(buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
-
-
-# -- Python values to JSON -----------------------------------------------------------------------------------
-
-_ESCAPED = re.compile(r'[\x00-\x1f"\\]')
-_SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-
-
-def encode_object(schema: pa.Schema, values: Sequence[object]) -> bytes:
-    """One key as JSON, the bytes that Spark writes for these values. For single look-ups, not for batches.
-
-    Raises:
-        BadRecord: a value does not fit its column; `position` names the column.
-    """
-    members = (_member(field, value) for field, value in zip(schema, values, strict=True))
-    return ("{" + ",".join(members) + "}").encode()
-
-
-def encode_raw(field: pa.Field, value: object) -> bytes:
-    """One key of a single string or binary column. Raises `BadRecord` as `encode_object` does."""
-    if pa.types.is_string(field.type) and isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError:
-            raise _unfit(field, value) from None
-    if pa.types.is_binary(field.type) and isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise _unfit(field, value)
-
-
-def _member(field: pa.Field, value: object) -> str:
-    try:
-        return f"{_string(field.name)}:{_text(value, field.type)}"
-    except (TypeError, ValueError, ArithmeticError):
-        raise _unfit(field, value) from None
-
-
-def _unfit(field: pa.Field, value: object) -> BadRecord:
-    return BadRecord(
-        "A value does not fit its key column.",
-        position=f"column {field.name!r}",
-        expected=field.type,
-        found=f"a {type(value).__name__}",
-    )
-
-
-def _text(value: object, kind: pa.DataType) -> str:
-    if value is None:
-        return "null"
-    if pa.types.is_string(kind) and isinstance(value, str):
-        value.encode()
-        return _string(value)
-    if pa.types.is_boolean(kind) and isinstance(value, (bool, np.bool_)):
-        return "true" if value else "false"
-    if pa.types.is_integer(kind) and not isinstance(value, bool):
-        return str(pa.scalar(operator.index(value), kind).as_py())  # type: ignore[arg-type]
-    if pa.types.is_floating(kind) and isinstance(value, (int, float, np.floating)):
-        return _string(_bits(float(np.float32(value)) if pa.types.is_float32(kind) else float(value)))
-    if pa.types.is_decimal(kind) and isinstance(value, (int, decimal.Decimal)):
-        return _decimal(decimal.Decimal(value), kind)
-    if pa.types.is_binary(kind) and isinstance(value, (bytes, bytearray, memoryview)):
-        return f'"{bytes(value).hex().upper()}"'
-    if pa.types.is_temporal(kind):
-        return f'"{_time(value, kind)}"'
-    if pa.types.is_list(kind) and isinstance(value, (list, tuple)):
-        return "[" + ",".join(_text(item, kind.value_type) for item in value) + "]"
-    if pa.types.is_struct(kind):
-        return _struct(value, kind)
-    raise TypeError
-
-
-def _struct(value: object, kind: pa.StructType) -> str:
-    names = [field.name for field in kind]
-    if isinstance(value, Mapping):
-        if not set(value) <= set(names):
-            raise ValueError
-        items = [value.get(name) for name in names]
-    elif isinstance(value, (list, tuple)) and len(value) == len(names):
-        items = list(value)
-    else:
-        raise TypeError
-    members = zip(kind, items, strict=True)
-    return "{" + ",".join(f"{_string(f.name)}:{_text(v, f.type)}" for f, v in members if v is not None) + "}"
-
-
-def _string(value: str) -> str:
-    return '"' + _ESCAPED.sub(lambda found: _SHORT.get(found[0], f"\\u{ord(found[0]):04X}"), value) + '"'
-
-
-def _bits(value: float) -> str:
-    """As Java's `%a`: `0x1.8p0`. Zero has no sign here, and there is one NaN."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    if value == 0:
-        return "0x0.0p0"
-    mantissa, exponent = value.hex().split("p")
-    whole, fraction = mantissa.split(".")
-    return f"{whole}.{fraction.rstrip('0') or '0'}p{int(exponent)}"
-
-
-def _decimal(value: decimal.Decimal, kind: pa.Decimal128Type) -> str:
-    if not value.is_finite():
-        raise ValueError
-    context = decimal.Context(prec=kind.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
-    exact = value.quantize(decimal.Decimal((0, (1,), -kind.scale)), context=context)
-    return str(exact if exact else exact.copy_abs())
-
-
-def _time(value: object, kind: pa.DataType) -> str:
-    if pa.types.is_date32(kind):
-        if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
-            raise TypeError
-        return value.isoformat()
-    if not isinstance(value, datetime.datetime) or (value.tzinfo is None) != (kind.tz is None):
-        raise TypeError
-    if value.tzinfo is None:
-        return value.isoformat(timespec="microseconds")
-    utc = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
-    return utc.isoformat(timespec="microseconds") + "Z"

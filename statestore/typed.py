@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from keyfold.statestore import sparktypes
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.jsonvalues import decode_objects, encode_object, encode_raw, first_bad, first_misfit
+from keyfold.statestore.jsonkeys import encode_object, encode_raw
+from keyfold.statestore.jsonvalues import decode_objects, first_bad, first_misfit
 from keyfold.statestore.sparktypes import FieldJson
 
 Format = Literal["raw", "json"]
@@ -148,6 +149,7 @@ class Columns:
                 "A key needs a value for every key column, and none is null.",
                 expected=", ".join(self.keys),
                 found=f"{sum(value is not None for value in values)} values",
+                remedy="give a value for each, in this order",
             )
         if self.key_format == "json":
             return encode_object(self._key_schema, values)

@@ -431,7 +431,7 @@ def test_a_key_that_is_not_bytes_is_a_type_error_that_says_what_to_do(store: Rea
     if key is not None:
         calls += [lambda: store.range(key, b"z"), lambda: store.range(b"a", key)]
     for call in calls:
-        with pytest.raises(TypeError, match=r"bytes.*, not .*(serde|encode it)"):
+        with pytest.raises(TypeError, match=r"(?s)bytes.*(serde|encode it)"):
             call()
 
 
@@ -439,7 +439,7 @@ def test_a_key_that_is_not_bytes_is_a_type_error_that_says_what_to_do(store: Rea
 def test_a_value_that_is_not_bytes_is_a_type_error_and_changes_nothing(
     writable: KeyValueStore, value: Any
 ) -> None:
-    with pytest.raises(TypeError, match=r"bytes.*, not .*(serde|encode it)"):
+    with pytest.raises(TypeError, match=r"(?s)bytes.*(serde|encode it)"):
         writable.put(b"b", value)
     assert writable.get(b"b") == b"4"
 
@@ -509,7 +509,7 @@ def test_arrow_arrays_of_other_types_are_type_errors_and_change_nothing(
 ) -> None:
     with pytest.raises(TypeError, match=r"Arrow|another one"):
         writable.put_all(keys, values)
-    with pytest.raises(ValueError, match="2 keys need as many values, not 1"):
+    with pytest.raises(ValueError, match=r"(?s)expected: 2 values.*found: 1"):
         writable.put_all(pa.array([b"a", b"b"]), pa.array([b"x"]))
     assert writable.get_all([b"a", b"b"]) == [b"1", b"4"]
     for bad in (pa.array(["a"]), pa.array([b"a", None])):

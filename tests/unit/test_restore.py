@@ -186,7 +186,7 @@ def test_typed_keys_and_changes(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"keys": [b"a"], "prefix": b"a"}, "exclude each other"),
-        ({"keys": b"a"}, "takes several keys"),
+        ({"keys": b"a"}, "several keys, in a list"),
         ({"keys": ["a"]}, "are bytes"),
     ],
 )
