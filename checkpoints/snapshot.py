@@ -102,9 +102,7 @@ def take(
         StorageFailed: the destination cannot be written.
     """
     try:
-        before = _generations(to, identity)
-        taking = _Taking(source, to, identity, before, check)
-        return taking.run(state, commit)
+        return _Taking(source, to, identity, _generations(to, identity), check).run(state, commit)
     except OSError as e:
         raise StorageFailed(
             "The snapshot could not be written; the one before it is as it was.", path=e.filename or to.root,
