@@ -125,8 +125,9 @@ class LogConfig:
     Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
     `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned),
     `cleaner.io.max.bytes.per.second` (128 MiB, not unlimited; of one changelog, and only of background
-    passes) and our own: `anchors.auto`, how many of the last commits stay restorable, and
-    `store.backlog.bytes`, how far last values may lag before writers wait.
+    passes) and our own: `anchors.auto`, how many of the last commits stay restorable whatever the cleaner
+    does; `commits.retained`, how many of the last commits can be named by `at=` while their state is exact;
+    and `store.backlog.bytes`, how far last values may lag before writers wait.
 
     With a `snapshot.dest`, an absolute path or a URL, snapshots are taken to it in the background and the
     newest two kept: after `snapshot.commits` commits (0: not by count), or when what the log has gained since
@@ -157,6 +158,7 @@ class LogConfig:
     compression_type: str = _option("compression.type", "none", _one_of("none", "lz4", "zstd"))
     store_backlog_bytes: int = _option("store.backlog.bytes", 1 << 30, _at_least(1 << 20, _bytes))
     anchors_auto: int = _option("anchors.auto", 3, _at_least(0, _int))
+    commits_retained: int = _option("commits.retained", 1000, _at_least(1, _int))
     snapshot_dest: str = _option("snapshot.dest", "", _place)
     snapshot_commits: int = _option("snapshot.commits", 0, _at_least(0, _int))
     snapshot_dirty_ratio: float = _option("snapshot.dirty.ratio", 0.5, _ratio)
@@ -193,7 +195,14 @@ class LogConfig:
                     f"The setting {name!r} cannot have this value.", expected=str(e), found=repr(value),
                     remedy="correct the value",
                 ) from None  # fmt: skip
-        return replace(self, **checked)
+        changed = replace(self, **checked)
+        if changed.anchors_auto > changed.commits_retained:
+            raise ConfigError(
+                "anchors.auto is larger than commits.retained.",
+                expected=f"at most {changed.commits_retained}, the commits that can be named",
+                found=changed.anchors_auto, remedy="raise commits.retained, or lower anchors.auto",
+            )  # fmt: skip
+        return changed
 
     def changed(self) -> dict[str, object]:
         """The settings that differ from the defaults, by their Kafka names."""

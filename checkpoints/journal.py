@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
 
 from keyfold.checkpoints import state as states
+from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.segment_lines import Line
 from keyfold.checkpoints.state import State
 from keyfold.statestore import names
@@ -133,6 +134,21 @@ class JournalWriter:
         self.end()
         if self._head is not None:
             self._files.close(self._head)
+
+
+def begin_journal(
+    journal: JournalWriter, state: State, epoch: int, identity: Identity, *, only: bool = False
+) -> State:
+    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new
+    number. `only`: no line follows, as in a snapshot.
+    """
+    state = states.pruned(state, identity.config.commits_retained)
+    line = states.checkpoint(state, epoch, identity.uuid)
+    journal.append(line)
+    if only:
+        journal.end()
+    journal.publish(line["n"])
+    return replace(state, n=line["n"], epoch=epoch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,6 +329,9 @@ class Keeper:
             steps += 1
             if self._stop:
                 return
+        if store.applied < p.end:
+            # Retention has removed everything: without a note that this is applied, it would be waited for.
+            store.apply(_NO_RECORDS, p.end)
         if steps > 1:
             # Much at once, so that nothing like it may come soon.
             store.rest()

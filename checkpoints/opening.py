@@ -25,6 +25,7 @@ from keyfold.checkpoints.identity import Identity, read_identity, write_identity
 from keyfold.checkpoints.journal import (
     JournalWriter,
     Loaded,
+    begin_journal,
     read_durable,
     read_further,
     read_head,
@@ -34,7 +35,6 @@ from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import remove_dead
 from keyfold.checkpoints.writer import (
     Writer,
-    begin_journal,
     highest_epoch,
     journal_epochs,
     remove_journals_below,
@@ -184,7 +184,7 @@ def _create(
     epoch, journal = _claim(files, root)
     _sign_lock(files, lock, epoch)
     identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config)
-    state = begin_journal(journal, states.empty(creation.partitions, epoch), epoch, identity.uuid)
+    state = begin_journal(journal, states.empty(creation.partitions, epoch), epoch, identity)
     write_identity(files, root, identity)
     return Writer(files, root, identity, lock, journal, state, clock_ms)
 
@@ -200,7 +200,7 @@ def _recover(files: Files, root: Path, lock: OpenFile, clock_ms: Callable[[], in
                 "changelog %s: cut %d bytes of a torn, unacknowledged line from the manifest of epoch %d",
                 root, before.torn, before.state.epoch,
             )  # fmt: skip
-        state = begin_journal(journal, before.state, epoch, identity.uuid)
+        state = begin_journal(journal, before.state, epoch, identity)
     except BaseException:
         journal.close()
         # The claim is taken back, unless readers may have seen what it says.

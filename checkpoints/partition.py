@@ -61,7 +61,7 @@ class PartitionState:
         return sum(s.records for s in self.segments)
 
 
-def partition_line(p: PartitionState) -> Line:
+def partition_line(p: PartitionState, marks: int) -> Line:
     return {
         "start": p.start,
         "end": p.end,
@@ -73,7 +73,7 @@ def partition_line(p: PartitionState) -> Line:
         "dropped_at": p.dropped_at,
         "cuts": list(p.cuts),
         "uncleanable": p.uncleanable,
-        "segments": [segment_line(s) for s in p.segments],
+        "segments": [segment_line(s, marks) for s in p.segments],
     }
 
 

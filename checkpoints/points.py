@@ -33,19 +33,27 @@ def ends_at(state: State, root: Path, at: At) -> tuple[int, ...]:
                 found=repr(at),
                 remedy="name one that exists",
             )
-        return anchor.ends
+        return _exact(state, root, anchor.ends, f"anchor {at!r}, commit {anchor.commit}")
     commit = commit_at(state, root, at)
-    if not state.restorable(commit.ends) and not any(
-        a.commit == commit.number for a in state.anchors.values()
-    ):
-        raise compacted_away(state, root, f"commit {commit.number}")
-    return commit.ends
+    return _exact(state, root, commit.ends, f"commit {commit.number}")
 
 
 def _ends_given(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:
     ends = _checked_ends(state, root, at)
-    if not state.restorable(ends) and not any(a.ends == ends for a in state.anchors.values()):
-        raise compacted_away(state, root, f"offsets {', '.join(map(str, ends))}")
+    return _exact(state, root, ends, f"offsets {', '.join(map(str, ends))}")
+
+
+def _exact(state: State, root: Path, ends: tuple[int, ...], what: str) -> tuple[int, ...]:
+    if state.retained_no_more(ends):
+        starts = ", ".join(str(p.start) for p in state.partitions)
+        raise CompactedAway(
+            "Retention has removed the records of that point.", path=root, position=what,
+            expected=f"a point after the log start offsets {starts}",
+            found=f"end offsets {', '.join(map(str, ends))}",
+            remedy="restore at a later commit; raise retention.ms or retention.bytes to keep more",
+        )  # fmt: skip
+    if state.folded_away(ends):
+        raise compacted_away(state, root, what)
     return ends
 
 
@@ -90,11 +98,7 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
     """
     if isinstance(at, datetime.datetime):
         moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
-        limit = moment.timestamp() * 1000
-        found = [c for c in state.commits if c.time_ms <= limit]
-        if found:
-            return found[-1]
-        raise compacted_away(state, root, f"{moment.isoformat()}")
+        return _commit_of(state, root, moment)
     if isinstance(at, tuple):
         app, batch = at
         last = state.apps.get(app)
@@ -134,18 +138,29 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
     raise compacted_away(state, root, f"commit {at}")
 
 
+def _commit_of(state: State, root: Path, moment: datetime.datetime) -> Commit:
+    """The last commit not after a time. Raises `CompactedAway` where it may be one that is no longer kept."""
+    limit = moment.timestamp() * 1000
+    before = [i for i, c in enumerate(state.commits) if c.time_ms <= limit]
+    # The clock may have gone backwards: a commit that is no longer kept may be earlier than one that is.
+    if not before or any(0 <= c.until_ms <= limit for c in state.commits[before[-1] :]):
+        raise compacted_away(state, root, moment.isoformat())
+    return state.commits[before[-1]]
+
+
 def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
     exact = [c.number for c in state.commits if state.restorable(c.ends)]
     nearest = f"commits {exact[0]} to {exact[-1]}" if exact else "the newest state only"
     if state.anchors:
         nearest += ", anchors " + ", ".join(sorted(state.anchors))
     return CompactedAway(
-        "The exact state at that point was folded away.",
+        "The exact state at that point was folded away, or is no longer kept.",
         path=root,
         position=what,
         expected=nearest,
         found=what,
-        remedy="restore at one of those; set an anchor before compaction to keep a point",
+        remedy="restore at one of those; set an anchor before compaction to keep a point, or raise "
+        "commits.retained to keep more commits by their numbers",
     )
 
 

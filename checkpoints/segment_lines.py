@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from keyfold.statestore.segment import Mark, Segment
 
@@ -11,10 +11,18 @@ Line: TypeAlias = dict[str, Any]
 
 #: More marks than this on one segment are thinned out: every second one goes, which makes checked ranges
 #: longer.
-_MARKS_MAX = 512
+_MARKS_MAX: Final = 512
 
 
-def segment_line(s: Segment) -> Line:
+def segment_line(s: Segment, marks_max: int = _MARKS_MAX) -> Line:
+    """A segment as checkpoints and swaps name it: whole, with the index's checksum or its marks."""
+    line = _facts(s)
+    if s.index_crc is None:
+        line["marks"] = [[m.position, m.next_offset, m.crc] for m in thin(s.marks, marks_max)]
+    return line
+
+
+def _facts(s: Segment) -> Line:
     line: Line = {
         "file": s.name,
         "base": s.base,
@@ -27,8 +35,6 @@ def segment_line(s: Segment) -> Line:
     }
     if s.index_crc is not None:
         line["index_crc"] = s.index_crc
-    else:
-        line["marks"] = [[m.position, m.next_offset, m.crc] for m in s.marks]
     return line
 
 
@@ -41,10 +47,12 @@ def segment_from(line: Line) -> Segment:
 
 
 def piece_line(after: Segment, *, begun: bool) -> Line:
-    """How a line names a segment that grew or was sealed; `begun`: the manifest has not named it before."""
-    line = segment_line(after)
+    """How a line names a segment that grew or was sealed; `begun`: the manifest has not named it before.
+
+    It costs the same however long the segment is: what was said before is not said again.
+    """
+    line = _facts(after)
     if not after.sealed:
-        del line["marks"]
         line["crc"] = after.marks[-1].crc
         if begun:
             line["start"] = [after.marks[0].position, after.marks[0].crc]
@@ -64,6 +72,8 @@ def grown(before: Segment | None, piece: Line) -> Segment:
     return replace(segment, marks=thin((*marks, Mark(segment.size, segment.next, piece["crc"]))))
 
 
-def thin(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
-    """At most `_MARKS_MAX` marks; the first and the last stay."""
-    return marks if len(marks) <= _MARKS_MAX else (*marks[:-1:2], marks[-1])
+def thin(marks: tuple[Mark, ...], most: int = _MARKS_MAX) -> tuple[Mark, ...]:
+    """At most `most` marks, two or more; the first and the last stay."""
+    while len(marks) > most:
+        marks = (*marks[:-1:2], marks[-1])
+    return marks

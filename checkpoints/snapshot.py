@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 from keyfold.checkpoints import reading
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.identity import Identity, read_identity, write_identity
-from keyfold.checkpoints.journal import JournalWriter, read_head
+from keyfold.checkpoints.journal import JournalWriter, begin_journal, read_head
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.views import now_ms, oldest_view
@@ -316,10 +316,7 @@ def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
     """The journal with its one line, then the head: what makes a snapshot or a clone visible."""
     journal = JournalWriter(to.files, to.root, epoch)
     try:
-        line = states.checkpoint(state, epoch, identity.uuid)
-        journal.append(line)
-        journal.end()
-        journal.publish(line["n"])
+        begin_journal(journal, state, epoch, identity, only=True)
     finally:
         journal.close()
 

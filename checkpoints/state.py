@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from keyfold.checkpoints.partition import PartitionState, Pass, partition_from, partition_line
 from keyfold.checkpoints.segment_lines import Line, grown, segment_from
@@ -26,11 +26,20 @@ from keyfold.statestore.segment import Segment
 #: Names of segments that go, and what replaces them.
 Swapped: TypeAlias = tuple[set[str], tuple[Segment, ...]]
 
+#: Marks of the segments without index in a checkpoint: of all partitions, and of one segment at least.
+_MARKS_IN_ALL: Final = 1 << 14
+_MARKS_MIN: Final = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One micro-batch. `ends` holds every partition's end offset behind it; `source` the position it was read
-    up to.
+    """One micro-batch.
+
+    Attributes:
+        source: the position it was read up to.
+        ends: every partition's end offset after it.
+        until_ms: the earliest time of the commits that followed it and are no longer kept, -1 for none: from
+            that time on it is not known to be the last one.
     """
 
     number: int
@@ -41,6 +50,7 @@ class Commit:
     source: tuple[str, ...]
     digest: str
     ends: tuple[int, ...]
+    until_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,8 @@ class State:
     """Everything a reader must know, as of manifest line `n`.
 
     Attributes:
-        commits: those whose state may still be restored, ascending.
+        commits: those that can be named, ascending: the last ones (`commits.retained`), those with an
+            anchor, and what every app had committed last before any of these.
         apps: app id → its last commit, for ever.
     """
 
@@ -75,11 +86,24 @@ class State:
         return tuple(p.end for p in self.partitions)
 
     def restorable(self, ends: tuple[int, ...]) -> bool:
-        """Whether the fold up to these offsets can still be computed: nothing between was folded away."""
-        return all(
-            end >= p.clean_end or end <= p.start or end in p.splits
-            for end, p in zip(ends, self.partitions, strict=True)
-        )
+        """Whether the fold up to these offsets can still be computed, and is not empty only because retention
+        has removed everything.
+        """
+        return not self.retained_no_more(ends) and not self.folded_away(ends)
+
+    def retained_no_more(self, ends: tuple[int, ...]) -> bool:
+        """Whether the log begins after one of these offsets, or retention has removed everything below all of
+        them: the state is the fold from the log start offset, and there is none up to an offset below it.
+        """
+        starts = tuple(p.start for p in self.partitions)
+        if any(end < start for end, start in zip(ends, starts, strict=True)):
+            return True
+        return ends == starts and any(starts) and ends != self.ends
+
+    def folded_away(self, ends: tuple[int, ...]) -> bool:
+        """Whether a cleaner pass has dropped records that the fold up to these offsets needs."""
+        pairs = zip(ends, self.partitions, strict=True)
+        return any(p.start < end < p.clean_end and end not in p.splits for end, p in pairs)
 
 
 def empty(partitions: int, epoch: int, n: int = 0) -> State:
@@ -112,7 +136,7 @@ def _commit(state: State, line: Line) -> State:
     )
     for name in line.get("unanchor", ()):
         after = _unanchor(after, {"name": name})
-    return pruned(after) if commit.number % 1024 == 0 else after
+    return pruned(after, line["keep"]) if "keep" in line else after
 
 
 def _seal(state: State, line: Line) -> State:
@@ -153,7 +177,12 @@ def _delete(state: State, line: Line) -> State:
     start, out = line["start"], set(line["out"])
     kept = tuple(s for s in p.segments if s.name not in out)
     changed = replace(
-        p, segments=kept, start=start, clean_end=max(p.clean_end, start), unique_end=max(p.unique_end, start)
+        p,
+        segments=kept,
+        start=start,
+        clean_end=max(p.clean_end, start),
+        unique_end=max(p.unique_end, start),
+        splits=tuple(x for x in p.splits if x > start),
     )
     return _with_partition(state, line["partition"], changed)
 
@@ -192,6 +221,8 @@ def truncated(
             )
         )
     commits = tuple(c for c in state.commits if c.number <= commit)
+    # Now it is the last one again, whatever followed it.
+    commits = (*commits[:-1], *(replace(c, until_ms=-1) for c in commits[-1:]))
     return replace(
         state,
         partitions=tuple(partitions),
@@ -233,26 +264,34 @@ def _with_partition(state: State, number: int, partition: PartitionState) -> Sta
     return replace(state, partitions=tuple(partitions))
 
 
-def pruned(state: State) -> State:
-    """Without most of the commits whose state cannot be restored any more.
+def pruned(state: State, keep: int) -> State:
+    """With the last `keep` commits whose state can be restored, and those that have an anchor.
 
-    Of those, two kinds stay: what an app had committed last when a restorable commit was made, because a
-    rollback must know, and the first behind a restorable one, because a time that lies behind it means
-    neither of the two.
+    What every app had committed last before such a commit stays too: a rollback to it must know. So does the
+    last commit of all.
     """
     anchored = {a.commit for a in state.anchors.values()}
-    kept: set[int] = set()
+    oldest = state.commits[-keep].number if len(state.commits) > keep else 0
+    named: set[int] = set()
     last: dict[str, int] = {}
-    behind_kept = False
+    run = False
     for c in state.commits:
         last[c.app] = c.number
-        restorable = c.number in anchored or state.restorable(c.ends)
-        if restorable:
-            kept.update(last.values())
-        elif behind_kept:
-            kept.add(c.number)
-        behind_kept = restorable
-    return replace(state, commits=tuple(c for c in state.commits if c.number in kept))
+        if (c.number >= oldest or c.number in anchored) and state.restorable(c.ends):
+            # Within a run of commits that stay, what the apps had committed stays anyway.
+            named.update((c.number,) if run else last.values())
+            run = True
+        else:
+            run = False
+    named.update(c.number for c in state.commits[-1:])
+    kept: list[Commit] = []
+    for c in state.commits:
+        if c.number in named:
+            kept.append(c)
+        elif kept:
+            times = (kept[-1].until_ms, c.time_ms, c.until_ms)
+            kept[-1] = replace(kept[-1], until_ms=min(t for t in times if t >= 0))
+    return replace(state, commits=tuple(kept))
 
 
 # -- the whole state as a line, and back -----------------------------------------------------------
@@ -260,7 +299,7 @@ def pruned(state: State) -> State:
 
 def checkpoint(state: State, epoch: int, identity: str) -> Line:
     """The line that begins the journal of `epoch`; it is line `state.n + 1` and changes nothing."""
-    state = pruned(state)
+    marks = max(_MARKS_MIN, _MARKS_IN_ALL // len(state.partitions))
     return {
         "n": state.n + 1,
         "t": "checkpoint",
@@ -269,7 +308,7 @@ def checkpoint(state: State, epoch: int, identity: str) -> Line:
         "changelog": identity,
         "epoch": epoch,
         "next_commit": state.next_commit,
-        "partitions": [partition_line(p) for p in state.partitions],
+        "partitions": [partition_line(p, marks) for p in state.partitions],
         "commits": [_commit_line(c) for c in state.commits],
         "apps": {name: _commit_line(c) for name, c in state.apps.items()},
         "anchors": [
@@ -306,11 +345,12 @@ def _commit_line(c: Commit) -> Line:
         "source": list(c.source),
         "digest": c.digest,
         "ends": list(c.ends),
+        "until": c.until_ms,
     }
 
 
 def _commit_from(line: Line) -> Commit:
     return Commit(
         line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
-        line["digest"], tuple(line["ends"]),
+        line["digest"], tuple(line["ends"]), line.get("until", -1),
     )  # fmt: skip

@@ -329,12 +329,8 @@ def check_agreement(state: State, identity: Identity | None, path: Path, damages
                 f"below commit {state.next_commit}, ends up to {state.ends}", f"ends {commit.ends}",
             )  # fmt: skip
     for anchor in state.anchors.values():
-        # In a partition without records the state is exact whatever was folded later.
-        ends = tuple(
-            max(end, p.end if end <= p.start else end)
-            for end, p in zip(anchor.ends, state.partitions, strict=False)
-        )
-        if len(anchor.ends) != len(state.partitions) or not state.restorable(ends):
+        # What retention has removed is no damage.
+        if len(anchor.ends) != len(state.partitions) or state.folded_away(anchor.ends):
             wrong(
                 f"anchor {anchor.name!r}",
                 "The state at an anchor was folded away.",

@@ -13,13 +13,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.identity import Identity
-from keyfold.checkpoints.journal import JournalWriter
+from keyfold.checkpoints.journal import JournalWriter, begin_journal
 from keyfold.checkpoints.segment_lines import Line, piece_line
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.views import Garbage
@@ -33,8 +33,11 @@ log = logging.getLogger("keyfold")
 #: Given the offset of the first record, the blocks that a batch adds to one partition, in order.
 Blocks = Callable[[int], Iterable[Block]]
 
-#: A journal longer than this, and than four times its checkpoint, is rolled: the writer succeeds itself.
+#: A journal longer than this, and than so many times its checkpoint, is rolled: the writer succeeds itself.
 _JOURNAL_BYTES: Final = 4 << 20
+_JOURNAL_CHECKPOINTS: Final = 4
+#: Commits are let go of by so many or more at a time.
+_PRUNED_MIN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Writer:
         self._lock_file = lock
         self._journal = journal
         self._checkpoint_bytes = journal.size
+        self._prune_at = self._next_pruning()
         self._active: dict[int, SegmentWriter] = {}
         self._segment_number = 0
         self._number_lock = threading.Lock()
@@ -104,7 +108,7 @@ class Writer:
             self.garbage.release(state.n)
 
     def is_active(self, partition: int, name: str) -> bool:
-        """Whether the named segment is the one being appended to."""
+        """Whether the named segment is being appended to."""
         active = self._active.get(partition)
         return active is not None and active.segment.name == name
 
@@ -164,7 +168,11 @@ class Writer:
             }
             if batch.unanchor:
                 line["unanchor"] = list(batch.unanchor)
+            if len(self.state.commits) >= self._prune_at:
+                line["keep"] = self.identity.config.commits_retained
             self._acknowledge(line)
+            if "keep" in line:
+                self._prune_at = self._next_pruning()
             commit = self.state.commits[-1]
             self._roll_if_long()
         return commit
@@ -240,7 +248,8 @@ class Writer:
 
     def _append_partition(self, partition: int, blocks: Blocks) -> list[Line]:
         p = self.state.partitions[partition]
-        known = {s.name for s in p.segments}
+        # Only the last segment can be one that is appended to.
+        named = p.segments[-1].name if p.segments else ""
         active = self._active.get(partition)
         current = p.segments[-1] if active is not None else None
         pieces: list[Line] = []
@@ -248,7 +257,7 @@ class Writer:
         grown = new_file = False
         for block in blocks(next_offset):
             if active is not None and current is not None and self._is_full(current):
-                pieces.append(piece_line(active.seal(current), begun=current.name not in known))
+                pieces.append(piece_line(active.seal(current), begun=current.name != named))
                 active = None
                 new_file = True
             if active is None:
@@ -259,7 +268,7 @@ class Writer:
             grown = True
         if grown and active is not None and current is not None:
             active.sync()
-            pieces.append(piece_line(current, begun=current.name not in known))
+            pieces.append(piece_line(current, begun=current.name != named))
         if new_file:
             self.files.sync_directory(names.partition(self.root, partition))
         return pieces
@@ -344,21 +353,25 @@ class Writer:
         if parts:
             self._acknowledge({"n": self.state.n + 1, "t": "seal", "parts": parts})
 
+    def _next_pruning(self) -> int:
+        """How many commits are kept when some are let go: many at a time, so that each costs little."""
+        keep = self.identity.config.commits_retained
+        return max(keep, len(self.state.commits)) + max(_PRUNED_MIN, keep // 2)
+
     def _roll_if_long(self) -> None:
-        if self._journal.size <= max(_JOURNAL_BYTES, 4 * self._checkpoint_bytes):
+        if self._journal.size <= max(_JOURNAL_BYTES, _JOURNAL_CHECKPOINTS * self._checkpoint_bytes):
             return
-        self._seal_active()
         with self._failures("the manifest"):
             try:
                 journal = JournalWriter(self.files, self.root, self.state.epoch + 1)
             except FileExistsError:
                 self._check_claim()
                 raise
-            state = begin_journal(journal, self.state, self.state.epoch + 1, self.identity.uuid)
+            state = begin_journal(journal, self.state, self.state.epoch + 1, self.identity)
             self._check_claim_above(state.epoch)
             self._journal.close()
             self._journal, self._checkpoint_bytes = journal, journal.size
-            self.state = state
+            self.state, self._prune_at = state, self._next_pruning()
             remove_journals_below(self.files, self.root, state.epoch)
 
     def _check_claim_above(self, epoch: int) -> None:
@@ -375,16 +388,6 @@ def highest_epoch(files: Files, root: Path) -> int:
 def journal_epochs(files: Files, root: Path) -> list[int]:
     found = (names.journal_epoch(name) for name in files.list_directory(root / names.MANIFEST))
     return sorted(epoch for epoch in found if epoch is not None)
-
-
-def begin_journal(journal: JournalWriter, state: State, epoch: int, identity: str) -> State:
-    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new
-    number.
-    """
-    line = states.checkpoint(state, epoch, identity)
-    journal.append(line)
-    journal.publish(line["n"])
-    return replace(states.pruned(state), n=line["n"], epoch=epoch)
 
 
 def remove_journals_below(files: Files, root: Path, epoch: int) -> None:

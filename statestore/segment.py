@@ -149,8 +149,9 @@ class SegmentWriter:
         self.segment = Segment(name, base, base, start.position, 0, 0, -1, now_ms, None, (start,))
 
     def append(self, blocks: Sequence[Block], next_offset: int) -> Segment:
-        """Write blocks behind each other and return the segment with one more mark; `next_offset`: behind the
-        last.
+        """Write blocks one after the other; returns the segment with its first mark and one after these.
+
+        `next_offset`: one past their last record.
         """
         before = self.segment
         position, crc = before.size, self._crc
@@ -171,7 +172,8 @@ class SegmentWriter:
         if self._unsynced >= _EARLY_SYNC_BYTES and (self._early is None or self._early.done()):
             self._settle()
             self._early, self._unsynced = _early_syncs.submit(self._files.sync, self._file), 0
-        marks = (*before.marks, Mark(position, next_offset, crc))
+        # The manifest keeps those between: here their number would make every append cost more.
+        marks = (before.marks[0], Mark(position, next_offset, crc))
         self.segment = Segment(
             before.name, before.base, next_offset, position, records, tombstones, newest, before.created_ms,
             None, marks,

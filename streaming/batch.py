@@ -113,22 +113,18 @@ def _still_exact(view: HandedView, ends: tuple[int, ...], state: State) -> bool:
         tuple(p.generation for p in state.partitions) == view.generations
         and tuple(p.start for p in state.partitions) == view.starts
         and len(ends) == len(state.partitions)
-        and _restorable(ends, state)
+        and state.restorable(ends)
     )
-
-
-def _restorable(ends: tuple[int, ...], state: State) -> bool:
-    return state.restorable(ends) or any(a.ends == ends for a in state.anchors.values())
 
 
 def _exact(ends: tuple[int, ...], state: State, root: Path) -> tuple[int, ...]:
     """Offsets that a commit had, checked: the fold up to them has to be exact."""
     if any(e > p.end for e, p in zip(ends, state.partitions, strict=True)):
         raise _not_of_this(ends, state, root)
-    if _restorable(ends, state):
+    if state.restorable(ends):
         return ends
     raise CompactedAway(
-        "The exact state at these offsets was folded away.", path=root,
+        "The exact state at these offsets was folded away, or retention has removed it.", path=root,
         position="offsets " + ",".join(str(e) for e in ends),
         expected="offsets behind " + ",".join(str(p.clean_end) for p in state.partitions),
         found=",".join(str(e) for e in ends),
