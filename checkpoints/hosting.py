@@ -14,7 +14,6 @@ from pathlib import Path
 from keyfold.checkpoints import cleaner, requests
 from keyfold.checkpoints.cleaner_manager import CleanerManager
 from keyfold.checkpoints.compactor import Aborted, PassStatistics
-from keyfold.checkpoints.identity import write_identity
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import Creation, open_writer
 from keyfold.checkpoints.retention import apply_retention
@@ -126,7 +125,7 @@ class Host:
             config = writer.identity.config.with_changes(changes)
             if config != writer.identity.config:
                 identity = replace(writer.identity, config=config)
-                writer.replace_identity(identity, lambda: write_identity(writer.files, writer.root, identity))
+                writer.replace_identity(identity)
         cleaner.POOL.wake()
 
     def set_columns(self, columns: Columns) -> None:
@@ -137,7 +136,7 @@ class Host:
         with writer.exclusive:
             if columns != writer.identity.columns:
                 identity = replace(writer.identity, columns=columns)
-                writer.replace_identity(identity, lambda: write_identity(writer.files, writer.root, identity))
+                writer.replace_identity(identity)
 
     def close(self) -> None:
         cleaner.POOL.remove(self)

@@ -7,7 +7,9 @@ all other fields guards it: a wrong number of partitions would send every key to
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -149,3 +151,32 @@ def _whole(files: Files, path: Path, raw: bytes) -> bytes:
     except FileNotFoundError:
         return raw
     return whole if whole.startswith(raw) else raw
+
+
+def replace_identity(
+    files: Files, root: Path, identity: Identity, epoch: int, prove: Callable[[], None]
+) -> None:
+    """Replace the `changelog.json` of a changelog by the writer with this epoch.
+
+    `prove` is called when all is ready, and raises where another writer has taken over. Whoever takes over
+    later removes what is ready before it reads the identity, so that no old content can replace a newer one.
+    """
+    temporary = names.identity_temporary(root, epoch)
+    file = files.create(temporary)
+    try:
+        files.append(file, [identity.encode()])
+        files.sync(file)
+    finally:
+        files.close(file)
+    prove()
+    files.rename(temporary, root / names.IDENTITY)
+    files.sync_directory(root)
+
+
+def remove_unfinished(files: Files, root: Path, below: int) -> None:
+    """Remove what writers with an epoch below this one would have replaced the identity by."""
+    for name in files.list_directory(root):
+        epoch = names.identity_temporary_epoch(name)
+        if epoch is not None and epoch < below:
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(root / name)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -103,6 +104,10 @@ class JournalWriter:
     def size(self) -> int:
         return self._journal.position
 
+    def is_in_place(self) -> bool:
+        """Whether the journal is still the one of that name."""
+        return self._files.is_in_place(self._journal)
+
     def append(self, line: Line) -> None:
         """Write one line and sync it. The caller never retries: after an error the journal's end is
         unknown.
@@ -137,16 +142,27 @@ class JournalWriter:
 
 
 def begin_journal(
-    journal: JournalWriter, state: State, epoch: int, identity: Identity, *, only: bool = False
+    journal: JournalWriter,
+    state: State,
+    epoch: int,
+    identity: Identity,
+    prove: Callable[[], None] = lambda: None,
+    *,
+    only: bool = False,
 ) -> State:
     """Write the whole state at the head of a new journal, durable and visible; returns the state with its new
-    number. `only`: no line follows, as in a snapshot.
+    number.
+
+    Args:
+        prove: called once it is durable; raises where somebody else has taken over: then it is not published.
+        only: no line follows, as in a snapshot.
     """
     state = states.pruned(state, identity.config.commits_retained)
     line = states.checkpoint(state, epoch, identity.uuid)
     journal.append(line)
     if only:
         journal.end()
+    prove()
     journal.publish(line["n"])
     return replace(state, n=line["n"], epoch=epoch)
 

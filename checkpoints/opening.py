@@ -2,9 +2,9 @@
 create it.
 
 Opening to write, in this order: the lock; the claim (a journal made with `O_EXCL`); the older journal; what
-is accepted of it, as a checkpoint at the head of the own journal, synced; only then is anything deleted or
-acknowledged. Files of an older epoch are never appended to nor cut, because their writer may still be
-running.
+is accepted of it, as a checkpoint at the head of the own journal, synced; the proof that nobody has claimed a
+higher epoch meanwhile; only then is anything published, deleted or acknowledged. `ownership` says why that is
+enough. Files of an older epoch are never appended to nor cut, because their writer may still be running.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Final
 
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.config import LogConfig
-from keyfold.checkpoints.identity import Identity, read_identity, write_identity
+from keyfold.checkpoints.identity import Identity, read_identity, remove_unfinished, replace_identity
 from keyfold.checkpoints.journal import (
     JournalWriter,
     Loaded,
@@ -31,16 +30,19 @@ from keyfold.checkpoints.journal import (
     read_head,
     read_journal,
 )
+from keyfold.checkpoints.ownership import Ownership, highest_epoch, journal_epochs, remove_journals_below
 from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import remove_dead
-from keyfold.checkpoints.writer import (
-    Writer,
-    highest_epoch,
-    journal_epochs,
-    remove_journals_below,
-)
+from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
-from keyfold.statestore.errors import ChangelogLocked, ConfigError, Damaged, NotAChangelog, StorageFailed
+from keyfold.statestore.errors import (
+    ChangelogLocked,
+    ConfigError,
+    Damaged,
+    KeyfoldError,
+    NotAChangelog,
+    StorageFailed,
+)
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.typed import Columns
 
@@ -78,6 +80,7 @@ def open_writer(
         ChangelogLocked: another writer lives and `steal` is False.
         StorageFailed: the disk is read-only, full, or failed.
     """
+    ownership: Ownership | None = None
     try:
         new = creation is not None and not files.exists(root / names.IDENTITY)
         if creation is not None and new:
@@ -85,7 +88,7 @@ def open_writer(
             for made in files.make_directory(root):
                 files.sync_directory(made.parent)
             for directory in (root / names.MANIFEST, root / names.READERS, root / names.WORK):
-                files.make_directory(directory)
+                files.make_directory(directory, below=root)
         elif read_identity(files, root).snapshot:
             raise ConfigError(
                 "This is a snapshot, which is only read.", path=root, expected="a changelog",
@@ -94,12 +97,16 @@ def open_writer(
         lock = lock_of_writer(files, root, steal=steal) if lock is None else lock
         if lock is None:
             raise refusal(files, root)
+        held, lock = lock, None
+        ownership = Ownership(files, root, held)
         if creation is not None and not files.exists(root / names.IDENTITY):
-            return _create(files, root, creation, lock, clock_ms)
-        return _recover(files, root, lock, clock_ms)
+            return _create(files, root, creation, ownership, clock_ms)
+        return _recover(files, root, ownership, clock_ms)
     except BaseException as e:
         if lock is not None:
             files.close(lock)
+        if ownership is not None:
+            ownership.close()
         if not isinstance(e, OSError):
             raise
         raise StorageFailed(
@@ -114,8 +121,12 @@ def check_creatable(files: Files, root: Path) -> None:
     if files.exists(root) and not files.is_directory(root):
         found = "a file"
     else:
-        own = {names.LOCK, names.MANIFEST, names.READERS, names.WORK, f"{names.IDENTITY}.tmp"}
-        foreign = [n for n in files.list_directory(root) if n not in own]
+        own = {names.LOCK, names.MANIFEST, names.READERS, names.WORK}
+        foreign = [
+            n
+            for n in files.list_directory(root)
+            if n not in own and names.identity_temporary_epoch(n) is None
+        ]
         if not foreign:
             return
         found = f"a directory with {len(foreign)} other entries, such as {foreign[0]!r}"
@@ -129,12 +140,12 @@ def check_creatable(files: Files, root: Path) -> None:
 
 
 def lock_of_writer(files: Files, root: Path, *, steal: bool) -> OpenFile | None:
-    """The writer's lock, None where another writer lives and it is not taken from that one. Raises
-    `OSError`.
+    """The writer's lock, None where another writer lives and it is not taken from that one; it is never taken
+    from one that is creating the changelog. Raises `OSError`.
     """
     path = root / names.LOCK
     lock = files.lock(path)
-    if lock is None and steal:
+    if lock is None and steal and files.exists(root / names.IDENTITY):
         log.warning("changelog %s: the lock is taken from %s", root, _holder(files, path))
         with contextlib.suppress(FileNotFoundError):
             files.unlink(path)
@@ -159,11 +170,6 @@ def _holder(files: Files, path: Path) -> str:
         return "a process that is just opening it"
 
 
-def _sign_lock(files: Files, lock: OpenFile, epoch: int) -> None:
-    files.truncate(lock, 0)
-    files.append(lock, [json.dumps({"pid": os.getpid(), "epoch": epoch}).encode()])
-
-
 def _claim(files: Files, root: Path) -> tuple[int, JournalWriter]:
     while True:
         epoch = highest_epoch(files, root) + 1
@@ -172,60 +178,101 @@ def _claim(files: Files, root: Path) -> tuple[int, JournalWriter]:
 
 
 def _create(
-    files: Files, root: Path, creation: Creation, lock: OpenFile, clock_ms: Callable[[], int]
+    files: Files, root: Path, creation: Creation, ownership: Ownership, clock_ms: Callable[[], int]
 ) -> Writer:
-    """`changelog.json` comes last: without it there is no changelog, and whatever is there is begun anew."""
+    """`changelog.json` comes last: without it there is no changelog, and whatever is there is begun anew.
+
+    Nobody takes the lock from a process that is creating the changelog, so there is one at a time.
+    """
     for epoch in journal_epochs(files, root):
         log.info("changelog %s: an unfinished creation is begun anew", root)
-        remove_journals_below(files, root, epoch + 1)
+        remove_journals_below(files, root, epoch + 1, ownership.directory)
     # A crash may have left directories that are there and not durable.
     files.sync_directory(root.parent)
     files.sync_directory(root)
     epoch, journal = _claim(files, root)
-    _sign_lock(files, lock, epoch)
-    identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config)
-    state = begin_journal(journal, states.empty(creation.partitions, epoch), epoch, identity)
-    write_identity(files, root, identity)
-    return Writer(files, root, identity, lock, journal, state, clock_ms)
+    try:
+        remove_unfinished(files, root, epoch + 1)
+        ownership.sign(epoch)
+        identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config)
+        empty = states.empty(creation.partitions, epoch)
+        state = begin_journal(
+            journal, empty, epoch, identity, lambda: _check_first(ownership, root, epoch, journal)
+        )
+        replace_identity(files, root, identity, epoch, lambda: _check_first(ownership, root, epoch, journal))
+    except BaseException:
+        journal.close()
+        raise
+    ownership.enter(epoch, journal)
+    return Writer(files, root, identity, ownership, journal, state, clock_ms)
 
 
-def _recover(files: Files, root: Path, lock: OpenFile, clock_ms: Callable[[], int]) -> Writer:
-    identity = read_identity(files, root)
+def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[[], int]) -> Writer:
     epoch, journal = _claim(files, root)
     try:
-        _sign_lock(files, lock, epoch)
+        ownership.sign(epoch)
+        remove_unfinished(files, root, epoch)
+        identity = read_identity(files, root)
+        # It may have been replaced by a writer that died, or stopped, before that was durable.
+        files.sync_directory(root)
         before = _newest_journal(files, root, epoch, identity)
         if before.torn:
             log.warning(
                 "changelog %s: cut %d bytes of a torn, unacknowledged line from the manifest of epoch %d",
                 root, before.torn, before.state.epoch,
             )  # fmt: skip
-        state = begin_journal(journal, before.state, epoch, identity)
-    except BaseException:
-        journal.close()
-        # The claim is taken back, unless readers may have seen what it says.
-        if not files.exists(names.head(root, epoch)):
-            with contextlib.suppress(OSError):
-                files.unlink(names.journal(root, epoch))
+        state = begin_journal(
+            journal, before.state, epoch, identity,
+            lambda: _check_first(ownership, root, epoch, journal),
+        )  # fmt: skip
+    except BaseException as e:
+        try:
+            if isinstance(e, KeyfoldError | FileNotFoundError):
+                # What was read may have been removed by the one who has taken over.
+                _check_first(ownership, root, epoch, journal)
+        finally:
+            _take_back(files, root, ownership, epoch, journal)
         raise
+    ownership.enter(epoch, journal)
     for directory in (root / names.READERS, root / names.WORK):
-        files.make_directory(directory)
-    writer = Writer(files, root, identity, lock, journal, state, clock_ms)
-    remove_journals_below(files, root, epoch)
+        files.make_directory(directory, below=root)
+    writer = Writer(files, root, identity, ownership, journal, state, clock_ms)
+    remove_journals_below(files, root, epoch, ownership.directory)
     writer.garbage.add(state.n, _unnamed(files, root, state))
     writer.garbage.collect()
     remove_dead(files, root)
     return writer
 
 
+def _check_first(ownership: Ownership, root: Path, epoch: int, journal: JournalWriter) -> None:
+    """The proof of a writer that is being opened, see `ownership`."""
+    reason = ownership.loss(epoch, journal)
+    if reason is not None:
+        raise ChangelogLocked(
+            "Another process took this changelog while it was being opened.", path=root,
+            expected="one process that opens it", found=reason,
+            remedy="open it again once the other one has ended, or with steal=True to fence it",
+        )  # fmt: skip
+
+
+def _take_back(files: Files, root: Path, ownership: Ownership, epoch: int, journal: JournalWriter) -> None:
+    """Remove a claim that came to nothing, unless readers may have seen what it says."""
+    with contextlib.suppress(OSError):
+        if not files.exists(names.head(root, epoch)) and journal.is_in_place():
+            files.unlink(names.journal(root, epoch), ownership.directory)
+    journal.close()
+
+
 def _newest_journal(files: Files, root: Path, below: int, identity: Identity) -> Loaded:
     for epoch in reversed(journal_epochs(files, root)):
         if epoch < below:
-            head = read_head(files, names.head(root, epoch))
-            loaded = read_journal(files, root, epoch, identity.uuid, head)
-            if loaded is not None:
-                _check_partitions(root, loaded.state, identity)
-                return loaded
+            # One that vanishes was taken back, or removed by somebody with a higher claim than this one.
+            with contextlib.suppress(FileNotFoundError):
+                head = read_head(files, names.head(root, epoch))
+                loaded = read_journal(files, root, epoch, identity.uuid, head)
+                if loaded is not None:
+                    _check_partitions(root, loaded.state, identity)
+                    return loaded
     raise Damaged(
         "There is no whole manifest journal.", path=root / names.MANIFEST,
         expected="a journal with a sound checkpoint line", found="none",

@@ -26,9 +26,9 @@ from keyfold.checkpoints import state as states
 from keyfold.checkpoints.identity import Identity, read_identity, write_identity
 from keyfold.checkpoints.journal import JournalWriter, begin_journal, read_head
 from keyfold.checkpoints.opening import View
+from keyfold.checkpoints.ownership import journal_epochs, remove_journals_below
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.views import now_ms, oldest_view
-from keyfold.checkpoints.writer import journal_epochs, remove_journals_below
 from keyfold.statestore import names
 from keyfold.statestore.blocks import encode
 from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed

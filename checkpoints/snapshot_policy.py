@@ -17,7 +17,7 @@ from keyfold.checkpoints.kept_snapshots import KeptSnapshot, clear, kept_snapsho
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.snapshot import Place, take
 from keyfold.checkpoints.state import State
-from keyfold.checkpoints.writer import Writer, highest_epoch
+from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.remote import located
@@ -146,8 +146,7 @@ class SnapshotPolicy:
 
     def _check(self) -> None:
         writer = self._writer
-        is_overtaken = highest_epoch(writer.files, writer.root) > writer.state.epoch
-        if self._closing.is_set() or writer.fenced or is_overtaken:
+        if self._closing.is_set() or not writer.ownership.is_proven():
             raise _Stopped
 
 

@@ -17,10 +17,10 @@ from keyfold.checkpoints import state as states
 from keyfold.checkpoints.damages import MISSING, Damages
 from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.journal import Head, decode_line
+from keyfold.checkpoints.ownership import journal_epochs
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.segment_lines import Line
 from keyfold.checkpoints.state import Commit, State
-from keyfold.checkpoints.writer import journal_epochs
 from keyfold.statestore import names
 from keyfold.statestore.blocks import FORMAT_VERSION
 from keyfold.statestore.errors import FormatTooNew

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from keyfold.checkpoints.ownership import Ownership
 from keyfold.statestore import names
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files, OpenFile
@@ -149,9 +150,10 @@ class Garbage:
     processes need.
     """
 
-    def __init__(self, files: Files, root: Path) -> None:
+    def __init__(self, files: Files, root: Path, ownership: Ownership) -> None:
         self._files = files
         self._root = root
+        self._ownership = ownership
         self._waiting: list[tuple[int, list[Path]]] = []
         self._held: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -183,10 +185,10 @@ class Garbage:
                 del self._held[n]
 
     def collect(self) -> int:
-        """Delete what can go; returns the number of files deleted."""
+        """Delete what can go, as long as this is provably the writer; returns the number of files deleted."""
+        if not self._waiting or not self._ownership.is_proven():
+            return 0
         with self._lock:
-            if not self._waiting:
-                return 0
             limit = oldest_view(self._files, self._root, now_ms())
             for n in self._held:
                 limit = n if limit is None else min(limit, n)
@@ -202,7 +204,7 @@ class Garbage:
                 if self._files.is_directory(path):
                     self._files.remove_tree(path)
                 else:
-                    self._files.unlink(path)
+                    self._files.unlink(path, self._ownership.directory)
             except FileNotFoundError:
                 pass
             except OSError as e:

@@ -9,7 +9,6 @@ head).
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,17 +17,16 @@ from pathlib import Path
 from typing import Final
 
 from keyfold.checkpoints import state as states
-from keyfold.checkpoints.identity import Identity
+from keyfold.checkpoints.identity import Identity, replace_identity
 from keyfold.checkpoints.journal import JournalWriter, begin_journal
+from keyfold.checkpoints.ownership import Ownership, remove_journals_below
 from keyfold.checkpoints.segment_lines import Line, piece_line
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.views import Garbage
 from keyfold.statestore import names
 from keyfold.statestore.errors import StorageFailed, WriterFenced
-from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.files import Files
 from keyfold.statestore.segment import Block, Segment, SegmentWriter
-
-log = logging.getLogger("keyfold")
 
 #: Given the offset of the first record, the blocks that a batch adds to one partition, in order.
 Blocks = Callable[[int], Iterable[Block]]
@@ -59,7 +57,8 @@ class Writer:
     Invariants:
         - `state` is what the manifest says up to its last line that was synced and not overtaken by a higher
           epoch.
-        - After the first failed write or sync, or once a higher epoch was seen, every further call raises.
+        - After the first failed write or sync, or once it is not provably the writer any more, every further
+          call raises, see `ownership`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Writer:
         files: Files,
         root: Path,
         identity: Identity,
-        lock: OpenFile,
+        ownership: Ownership,
         journal: JournalWriter,
         state: State,
         clock_ms: Callable[[], int],
@@ -77,19 +76,18 @@ class Writer:
         self.identity = identity
         self.clock_ms = clock_ms
         self.state = state
-        self.garbage = Garbage(files, root)
+        self.ownership = ownership
+        self.garbage = Garbage(files, root, ownership)
         #: the epoch this writer was opened with; rolled journals have higher ones
         self.opened_epoch = state.epoch
         #: held over a whole commit; also by callers that must see no commit between a look and an action
-        self.exclusive = threading.RLock()
-        self._lock_file = lock
+        self.exclusive = ownership.exclusive
         self._journal = journal
         self._checkpoint_bytes = journal.size
         self._prune_at = self._next_pruning()
         self._active: dict[int, SegmentWriter] = {}
         self._segment_number = 0
         self._number_lock = threading.Lock()
-        self._fenced: str | None = None
         self.pool = ThreadPoolExecutor(4, thread_name_prefix="keyfold-append")
         self._listeners: list[Callable[[State], None]] = []
 
@@ -115,12 +113,12 @@ class Writer:
     @property
     def fenced(self) -> bool:
         """Whether every further write will be refused."""
-        return self._fenced is not None
+        return self.ownership.fenced
 
     def seal_active(self) -> None:
         """Seal all active segments, so that the next batch begins new ones."""
         with self.exclusive:
-            self._check_usable()
+            self.ownership.check_usable()
             self._seal_active()
 
     def seal_overdue(self) -> None:
@@ -128,7 +126,7 @@ class Writer:
         be cleaned and deleted although nothing is appended any more.
         """
         with self.exclusive:
-            self._check_usable()
+            self.ownership.check_usable()
             due = [
                 p for p, active in self._active.items()
                 if active.segment.records and self._is_overdue(self.state.partitions[p].segments[-1])
@@ -146,13 +144,17 @@ class Writer:
         """Make one micro-batch durable and visible; returns when it is both.
 
         Raises:
-            StorageFailed: a write or sync failed; this writer is fenced now.
-            WriterFenced: another writer has taken over; the batch is not acknowledged.
+            StorageFailed: a write or sync failed; this writer is fenced now. WriterFenced: another writer has
+            taken over, or the directory is not there any more. Both say whether nothing of the batch counts,
+            or whether that is not known, because its line may be durable.
             Anything that producing the blocks raises: then nothing of the batch counts, and the writer goes
             on.
+
+        A failure after the batch has come to count, such as in rolling the journal, fences the writer and is
+        not raised here.
         """
         with self.exclusive:
-            self._check_usable()
+            self.ownership.check_usable()
             pieces = self._append(parts)
             line: Line = {
                 "n": self.state.n + 1,
@@ -180,7 +182,7 @@ class Writer:
     def write_line(self, line: Line) -> None:
         """Write one manifest line that is no commit; its `n` is filled in."""
         with self.exclusive:
-            self._check_usable()
+            self.ownership.check_usable()
             self._acknowledge({"n": self.state.n + 1, **line})
             self._roll_if_long()
 
@@ -190,41 +192,39 @@ class Writer:
             self._segment_number += 1
             number = self._segment_number
         directory = names.partition(self.root, partition)
-        if not self.files.is_directory(directory):
-            self.files.make_directory(directory)
+        self.ownership.check_place("nothing of this batch counts")
+        if not self.state.partitions[partition].segments and not self.files.is_directory(directory):
+            self.files.make_directory(directory, below=self.root)
             self.files.sync_directory(self.root)
         name = names.segment_name(base, self.state.epoch, number)
         return SegmentWriter(self.files, directory, name, base, self.clock_ms())
 
-    def replace_identity(self, identity: Identity, write: Callable[[], None]) -> None:
-        """Replace `changelog.json` by `write`, as long as nobody has taken over."""
+    def replace_identity(self, identity: Identity) -> None:
+        """Replace `changelog.json`, as long as nobody has taken over."""
         with self.exclusive:
-            self._check_usable()
-            self._check_claim()
-            with self._failures(names.IDENTITY):
-                write()
+            own = self.ownership
+            own.prove()
+            with own.failures(names.IDENTITY):
+                replace_identity(self.files, self.root, identity, self.state.epoch, own.prove)
             self.identity = identity
 
     def fence(self, reason: str) -> None:
         """Refuse every further write."""
-        if self._fenced is None:
-            self._fenced = reason
-            log.error("changelog %s: writer of epoch %d is fenced: %s", self.root, self.state.epoch, reason)
+        self.ownership.fence(reason)
 
     def close(self) -> None:
         """Seal the active segments, give up the lock. A fenced writer leaves everything as it is."""
         with self.exclusive:
             try:
-                if self._fenced is None:
+                if not self.fenced:
                     self._seal_active()
                     self.garbage.collect()
             finally:
-                self._fenced = self._fenced or "it was closed"
                 self.pool.shutdown()
                 for active in self._active.values():
                     active.close()
                 self._journal.close()
-                self.files.close(self._lock_file)
+                self.ownership.close()
 
     # -- one commit, step by step ------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class Writer:
         """Blocks into the active segments, synced; returns what the commit line says of each partition."""
         futures: dict[int, Future[list[Line]]] = {}
         try:
-            with self._failures("a segment"):
+            with self.ownership.failures("a segment", "nothing of this batch counts"):
                 if len(parts) == 1:
                     return {p: self._append_partition(p, blocks) for p, blocks in parts.items()}
                 futures = {p: self.pool.submit(self._append_partition, p, b) for p, b in parts.items()}
@@ -294,55 +294,37 @@ class Writer:
 
     def _acknowledge(self, line: Line) -> None:
         after = states.apply(self.state, line)
+        thing = "batch" if line["t"] == "commit" else "change"
+        unknown = f"whether this {thing} counts is not known, its line may be durable"
+        nothing = f"nothing of this {thing} counts"
+        own = self.ownership
+        with own.failures("the manifest", nothing):
+            own.check_place(nothing)
         try:
-            with self._failures("the manifest"):
+            with own.failures("the manifest", unknown):
                 self._journal.append(line)
-                self._check_claim()
-                self._journal.publish(line["n"])
+                own.prove(unknown)
         except BaseException:
             # Whether the line is in the journal is not known, so nothing may follow it.
-            self.fence("a manifest line may be incomplete")
+            own.fence("a manifest line may be incomplete")
             raise
+        # It counts from here on: whoever takes over reads it. Readers may see it later.
         self.state = after
+        try:
+            with contextlib.suppress(StorageFailed), own.failures("the head of the manifest"):
+                self._journal.publish(line["n"])
+        except BaseException:
+            own.fence("the head of the manifest may be incomplete")
+            raise
         for listener in self._listeners:
             listener(after)
-
-    # -- fencing -----------------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self._fenced is not None:
-            raise WriterFenced(
-                "This writer may not write any more.",
-                path=self.root,
-                expected="a writer without failures",
-                found=self._fenced,
-                remedy="close it and open the changelog again: that goes through recovery",
-            )
-
-    def _check_claim(self) -> None:
-        highest = highest_epoch(self.files, self.root)
-        if highest > self.state.epoch:
-            self.fence(f"a writer with epoch {highest} has taken over")
-            self._check_usable()
-
-    @contextlib.contextmanager
-    def _failures(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            self.fence(f"writing {what} failed: {e.strerror or e}")
-            raise StorageFailed(
-                f"Writing {what} failed; nothing of this batch counts.", path=e.filename or self.root,
-                expected="a write and an fsync that succeed", found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="free or repair the disk, then open the changelog again; committed batches are safe",
-            ) from e  # fmt: skip
 
     # -- rolling -----------------------------------------------------------------------------------
 
     def _seal_active(self, only: Iterable[int] | None = None) -> None:
         parts: dict[str, list[Line]] = {}
         chosen = sorted(self._active if only is None else only)
-        with self._failures("a segment"):
+        with self.ownership.failures("a segment"):
             for partition in chosen:
                 active = self._active[partition]
                 segment = self.state.partitions[partition].segments[-1]
@@ -359,41 +341,28 @@ class Writer:
         return max(keep, len(self.state.commits)) + max(_PRUNED_MIN, keep // 2)
 
     def _roll_if_long(self) -> None:
-        if self._journal.size <= max(_JOURNAL_BYTES, _JOURNAL_CHECKPOINTS * self._checkpoint_bytes):
-            return
-        with self._failures("the manifest"):
+        """What was acknowledged before counts, whatever becomes of this: a failure only fences."""
+        if self._journal.size > max(_JOURNAL_BYTES, _JOURNAL_CHECKPOINTS * self._checkpoint_bytes):
+            with contextlib.suppress(StorageFailed, WriterFenced):
+                self._roll()
+
+    def _roll(self) -> None:
+        own, epoch = self.ownership, self.state.epoch + 1
+        with own.failures("the manifest"):
             try:
-                journal = JournalWriter(self.files, self.root, self.state.epoch + 1)
+                journal = JournalWriter(self.files, self.root, epoch)
             except FileExistsError:
-                self._check_claim()
+                own.prove()
                 raise
-            state = begin_journal(journal, self.state, self.state.epoch + 1, self.identity)
-            self._check_claim_above(state.epoch)
+            try:
+                state = begin_journal(
+                    journal, self.state, epoch, self.identity, lambda: own.prove_claim(epoch, journal)
+                )
+            except BaseException:
+                journal.close()
+                raise
             self._journal.close()
             self._journal, self._checkpoint_bytes = journal, journal.size
             self.state, self._prune_at = state, self._next_pruning()
-            remove_journals_below(self.files, self.root, state.epoch)
-
-    def _check_claim_above(self, epoch: int) -> None:
-        if highest_epoch(self.files, self.root) > epoch:
-            self.fence(f"a writer with an epoch above {epoch} has taken over")
-            self._check_usable()
-
-
-def highest_epoch(files: Files, root: Path) -> int:
-    """The highest epoch that anybody has claimed, 0 for none."""
-    return max(journal_epochs(files, root), default=0)
-
-
-def journal_epochs(files: Files, root: Path) -> list[int]:
-    found = (names.journal_epoch(name) for name in files.list_directory(root / names.MANIFEST))
-    return sorted(epoch for epoch in found if epoch is not None)
-
-
-def remove_journals_below(files: Files, root: Path, epoch: int) -> None:
-    """Older journals, once a newer checkpoint is durable."""
-    for older in journal_epochs(files, root):
-        if older < epoch:
-            for path in (names.head(root, older), names.journal(root, older)):
-                with contextlib.suppress(FileNotFoundError):
-                    files.unlink(path)
+            own.enter(epoch, journal)
+            remove_journals_below(self.files, self.root, epoch, own.directory)

@@ -133,16 +133,21 @@ class Files:
 
     # -- names -----------------------------------------------------------------------------------------------
 
-    def make_directory(self, path: Path) -> list[Path]:
+    def make_directory(self, path: Path, below: Path | None = None) -> list[Path]:
         """Create `path` and missing parents; nothing happens where it is there already.
 
         Returns the directories that were made, outermost first. None of the names is durable before a
         `sync_directory` of its parent. A directory that was found may not be durable either: whoever made it
         may have died before that sync.
+
+        Args:
+            below: a directory above `path` that is never created. Raises `FileNotFoundError` without it.
         """
         if self.is_directory(path):
             return []
-        made = self.make_directory(path.parent)
+        if path == below:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        made = self.make_directory(path.parent, below)
         with self._operation("mkdir", path):
             path.mkdir(exist_ok=True)
         return [*made, path]
@@ -156,9 +161,28 @@ class Files:
             finally:
                 os.close(fd)
 
-    def unlink(self, path: Path) -> None:
+    def open_directory(self, path: Path) -> OpenFile:
+        """The directory, which keeps its identity while it is open: no other one gets its inode number."""
+        with self._operation("open_directory", path):
+            return OpenFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+    def is_in_place(self, file: OpenFile) -> bool:
+        """Whether the path of an open file or directory still leads to that very file or directory."""
+        with self._operation("is_in_place", file.path):
+            try:
+                return os.path.samestat(os.stat(file.path), os.fstat(file.fd))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def unlink(self, path: Path, within: OpenFile | None = None) -> None:
+        """Remove a file. With `within`, an open directory above it, the file is looked for in that directory,
+        whatever its path leads to now.
+        """
         with self._operation("unlink", path):
-            os.unlink(path)
+            if within is None:
+                os.unlink(path)
+            else:
+                os.unlink(path.relative_to(within.path), dir_fd=within.fd)
 
     def rename(self, path: Path, target: Path) -> None:
         """Give a file or a directory another name. Durable after a `sync_directory` of both parents."""

@@ -1,6 +1,7 @@
 """The only module that knows what files and directories of a changelog are called.
 
 changelog.json                       identity
+changelog.json.<epoch>.tmp           its next content, while it is being written
 lock                                 held by the writer
 manifest/<epoch>.journal .head       what counts, and how far it is durable
 manifest/<epoch>.files               of a snapshot: what it holds, with checksums
@@ -26,12 +27,23 @@ READERS = "readers"
 REQUESTS = "requests"
 WORK = "work"
 
+_IDENTITY_TEMPORARY = re.compile(r"^changelog\.json\.([1-9][0-9]*)\.tmp$")
 _JOURNAL = re.compile(r"^([1-9][0-9]*)\.journal$")
 _LIST = re.compile(r"^([1-9][0-9]*)\.files$")
 _SEGMENT = re.compile(r"^([0-9]{20})-([1-9][0-9]*)-([0-9]+)\.arrows$")
 _STORE = re.compile(r"^store-([1-9][0-9]*)$")
 _KEPT_SNAPSHOT = re.compile(r"^([0-9]{12})$")
 _STANDBY = re.compile(r"^standby-([0-9a-f]+)(\.lock)?$")
+
+
+def identity_temporary(root: Path, epoch: int) -> Path:
+    return root / f"{IDENTITY}.{epoch}.tmp"
+
+
+def identity_temporary_epoch(name: str) -> int | None:
+    """The epoch of the writer that began to replace the identity, None for any other name."""
+    found = _IDENTITY_TEMPORARY.match(name)
+    return int(found[1]) if found else None
 
 
 def journal(root: Path, epoch: int) -> Path:

@@ -114,7 +114,7 @@ class RemoteFiles(Files):
 
     # -- names -----------------------------------------------------------------------------------------------
 
-    def make_directory(self, path: Path) -> list[Path]:
+    def make_directory(self, path: Path, below: Path | None = None) -> list[Path]:
         """Made where the file system has directories; an object store has only names."""
         with self._operation("mkdir", path):
             if not isinstance(self._fs, pa.fs.S3FileSystem):
@@ -124,7 +124,7 @@ class RemoteFiles(Files):
     def sync_directory(self, path: Path) -> None:
         """Nothing to do."""
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path, within: OpenFile | None = None) -> None:
         with self._operation("unlink", path):
             self._fs.delete_file(str(path))
 

@@ -376,7 +376,8 @@ def test_a_failed_write_fences_the_writer_and_reopening_goes_on(
     log = Changelog.open(path, files=files, config=QUIET)
     log.append(table(("a", "1"), ("b", "1")))
     files.fail_next()
-    with pytest.raises(StorageFailed, match="nothing of this batch counts"):
+    said = "nothing of this batch counts" if where == "*.arrows" else "whether this batch counts is not known"
+    with pytest.raises(StorageFailed, match=said):
         log.append(table(("a", "2"), ("b", "2")))
     with pytest.raises(WriterFenced, match="open the changelog again"):
         log.append(table(("a", "3")))

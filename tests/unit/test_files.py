@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -244,6 +245,45 @@ def test_modified_is_in_whole_milliseconds_cut_not_rounded(tmp_path: Path) -> No
     assert LOCAL.modified_ms(tmp_path / "a") == 1_700_000_000_123
 
 
+def test_a_file_is_in_place_only_while_its_path_leads_to_it(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    directory, file = LOCAL.open_directory(tmp_path / "d"), LOCAL.create(tmp_path / "d" / "a")
+    assert LOCAL.is_in_place(directory)
+    assert LOCAL.is_in_place(file)
+    LOCAL.rename(tmp_path / "d" / "a", tmp_path / "d" / "b")
+    LOCAL.close(LOCAL.create(tmp_path / "d" / "a"))
+    assert not LOCAL.is_in_place(file)
+    for _ in range(20):
+        shutil.rmtree(tmp_path / "d")
+        assert not LOCAL.is_in_place(directory)
+        assert not LOCAL.is_in_place(file)
+        (tmp_path / "d").mkdir()
+        assert not LOCAL.is_in_place(directory), "the new one has got the number of the one that is open"
+    LOCAL.close(file)
+    LOCAL.close(directory)
+
+
+def test_a_file_is_unlinked_in_the_directory_that_is_open_wherever_it_is_now(tmp_path: Path) -> None:
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    directory = LOCAL.open_directory(tmp_path / "d")
+    LOCAL.close(LOCAL.create(tmp_path / "d" / "e" / "a"))
+    LOCAL.rename(tmp_path / "d", tmp_path / "moved")
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    LOCAL.close(LOCAL.create(tmp_path / "d" / "e" / "a"))
+    LOCAL.unlink(tmp_path / "d" / "e" / "a", directory)
+    assert (tmp_path / "d" / "e" / "a").exists()
+    assert not (tmp_path / "moved" / "e" / "a").exists()
+    LOCAL.close(directory)
+
+
+def test_a_directory_that_must_be_there_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LOCAL.make_directory(tmp_path / "gone" / "a" / "b", below=tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+    made = LOCAL.make_directory(tmp_path / "a" / "b", below=tmp_path)
+    assert made == [tmp_path / "a", tmp_path / "a" / "b"]
+
+
 # -- the seam --------------------------------------------------------------------------------------------
 
 
@@ -275,6 +315,7 @@ def test_every_method_passes_the_seam(tmp_path: Path) -> None:
         "sync_directory": lambda: files.sync_directory(tmp_path),
         "rename": lambda: files.rename(tmp_path / "other", tmp_path / "another"),
         "unlink": lambda: files.unlink(tmp_path / "another"),
+        "is_in_place": lambda: files.is_in_place(file),
         "remove_tree": lambda: files.remove_tree(tmp_path / "d"),
     }
     for name in (
@@ -290,7 +331,7 @@ def test_every_method_passes_the_seam(tmp_path: Path) -> None:
         target = tmp_path if name in ("list_directory", "is_directory") else path
         calls[name] = lambda name=name, target=target: getattr(files, name)(target)  # type: ignore[misc]
     public = {name for name, _ in inspect.getmembers(Files, inspect.isfunction) if not name.startswith("_")}
-    assert set(calls) == public - {"create", "lock", "close"}
+    assert set(calls) == public - {"create", "lock", "open_directory", "close"}
     for name, call in calls.items():
         files.seen.clear()
         call()
