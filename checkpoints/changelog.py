@@ -306,8 +306,9 @@ class Changelog(Maintained):
     def get(self, key: bytes) -> bytes | None:
         """The last committed value of a key, None where it has none.
 
-        A writer asks its last-value store, which first catches up with the commit that is current now. A
-        reader looks through the key's partition, newest block first, unless it has asked for its `store`.
+        A writer asks its last-value store, which first catches up with the commit that is current now, in
+        the key's partition. A reader looks through that partition, newest block first, unless it has asked
+        for its `store`.
         """
         if self._view is None:
             return self._open_host().last_values().get(key)
@@ -317,8 +318,8 @@ class Changelog(Maintained):
     def store(self) -> ReadOnlyStore:
         """The last values: get, get_all, range, prefix, all.
 
-        A writer's are in RocksDB, caught up with the commit that is current now. A reader's are those of its
-        view, which are read into memory with the first call.
+        A writer's are in RocksDB, and each read of them first catches up with the commit that is current
+        then. A reader's are those of its view, which are read into memory with the first call.
         """
         if self._view is None:
             return self._open_host().last_values()

@@ -93,8 +93,8 @@ def stats(place: Place) -> None:
 def _stats(place: Place, log: Changelog) -> dict[str, Any]:
     state = log.state
     holder = lock_holder(place.files, place.path)
-    partitions = [_partition(place, i, p) for i, p in enumerate(state.partitions)]
-    summed = ("records", "tombstones", "bytes", "segments", "store_bytes")
+    partitions = [_partition(i, p) for i, p in enumerate(state.partitions)]
+    summed = ("records", "tombstones", "bytes", "segments")
     return {
         "path": str(place.path),
         "uuid": log.identity.uuid,
@@ -109,7 +109,10 @@ def _stats(place: Place, log: Changelog) -> dict[str, Any]:
         "anchors": [{"name": a.name, "commit": a.commit} for a in state.anchors.values()],
         "partitions": partitions,
         "snapshots": _snapshots(log),
-        "totals": {name: sum(p[name] for p in partitions) for name in summed},
+        "totals": {
+            **{name: sum(p[name] for p in partitions) for name in summed},
+            "store_bytes": _store_bytes(place),
+        },
     }
 
 
@@ -135,7 +138,7 @@ def _app(commit: Commit) -> dict[str, Any]:
     }
 
 
-def _partition(place: Place, number: int, p: PartitionState) -> dict[str, Any]:
+def _partition(number: int, p: PartitionState) -> dict[str, Any]:
     cleanable = p.segments[:-1] if p.segments and not p.segments[-1].sealed else p.segments
     whole = sum(s.size for s in cleanable)
     dirty = sum(s.size for s in cleanable if s.next > p.unique_end)
@@ -151,19 +154,17 @@ def _partition(place: Place, number: int, p: PartitionState) -> dict[str, Any]:
         "tombstones": sum(s.tombstones for s in p.segments),
         "bytes": p.bytes,
         "segments": len(p.segments),
-        "store_bytes": _store_bytes(place, number),
     }
 
 
-def _store_bytes(place: Place, number: int) -> int:
-    """What the last-value stores of a partition take on disk."""
+def _store_bytes(place: Place) -> int:
+    """What last-value stores take on disk."""
     total = 0
-    directory = names.partition(place.path, number)
-    for name in place.files.list_directory(directory):
+    for name in place.files.list_directory(place.path):
         if names.store_epoch(name) is not None:
-            for file in place.files.list_directory(directory / name):
+            for file in place.files.list_directory(place.path / name):
                 with suppress(OSError):
-                    total += place.files.size(directory / name / file)
+                    total += place.files.size(place.path / name / file)
     return total
 
 

@@ -43,8 +43,14 @@ class Host:
         cleaner.POOL.add(self)
 
     def last_values(self) -> ReadOnlyStore:
-        """The last values as of the commit that is current now; waits until the stores have reached it."""
+        """The last values. Each read waits until the stores it needs have reached the commit that is current
+        then.
+        """
         return self._keeper.current()
+
+    def catch_up(self) -> None:
+        """Wait until the last values have reached the commit that is current now."""
+        self._keeper.catch_up()
 
     @contextmanager
     def transaction(self, *, applied: bool = False) -> Iterator[Transaction]:

@@ -183,7 +183,7 @@ class Standby:
         try:
             self._followed.close()
             self._place.close()
-            host.last_values()
+            host.catch_up()
         except BaseException:
             hosting.release(host)
             raise

@@ -1,8 +1,8 @@
-"""Where the last-value stores of a changelog lie: a writer's beside the log, a standby's aside.
+"""Where the last-value store of a changelog is: a writer's beside the log, a standby's aside.
 
-A writer's are `<partition>/store-<epoch>/`, and whoever becomes the writer uses or removes them. A standby's
-are `work/standby-<id>/<partition>/`, its own as long as it holds the lock beside that directory: no other
-process uses or removes them. When its process has died, the next writer or standby removes them.
+A writer's is `store-<epoch>/`, and whoever becomes the writer uses or removes it. A standby's is
+`work/standby-<id>/`, its own as long as it holds the lock beside that directory: no other process uses or
+removes it. When its process has died, the next writer or standby removes it.
 """
 
 from __future__ import annotations
@@ -21,38 +21,30 @@ log = logging.getLogger("keyfold")
 
 
 class StorePlace(ABC):
-    """Directories of stores, one per partition in use."""
+    """The directory of a store."""
 
     @abstractmethod
-    def found(self, partition: int) -> list[Path]:
-        """The stores that are there, the one to be preferred first."""
+    def found(self) -> list[Path]:
+        """The stores that are there and may be used or removed, the one to be preferred first."""
 
     @abstractmethod
-    def new(self, partition: int) -> Path:
+    def new(self) -> Path:
         """Where a new one goes, once those that were found are removed."""
 
 
 class BesideTheLog(StorePlace):
-    """The writer's own."""
+    """The writer's own. The stores of a later writer are none of its business."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
-    def found(self, partition: int) -> list[Path]:
-        root = self._writer.root
-        epochs = map(names.store_epoch, self._writer.files.list_directory(names.partition(root, partition)))
-        ordered = sorted((e for e in epochs if e is not None), reverse=True)
-        return [names.store(root, partition, epoch) for epoch in ordered]
+    def found(self) -> list[Path]:
+        root, own = self._writer.root, self._writer.state.epoch
+        epochs = map(names.store_epoch, self._writer.files.list_directory(root))
+        return [names.store(root, e) for e in sorted((e for e in epochs if e and e <= own), reverse=True)]
 
-    def new(self, partition: int) -> Path:
-        writer = self._writer
-        directory = names.partition(writer.root, partition)
-        if not writer.files.is_directory(directory):
-            # No commit may come to lie in a directory that is there and not durable.
-            with writer.exclusive:
-                writer.files.make_directory(directory)
-                writer.files.sync_directory(writer.root)
-        return names.store(writer.root, partition, writer.state.epoch)
+    def new(self) -> Path:
+        return names.store(self._writer.root, self._writer.state.epoch)
 
 
 class Aside(StorePlace):
@@ -67,12 +59,11 @@ class Aside(StorePlace):
         self._lock: OpenFile | None = files.lock(names.standby_lock(root, identifier))
         self._directory = names.standby(root, identifier)
 
-    def found(self, partition: int) -> list[Path]:
-        path = self.new(partition)
-        return [path] if self._files.is_directory(path) else []
+    def found(self) -> list[Path]:
+        return [self._directory] if self._files.is_directory(self._directory) else []
 
-    def new(self, partition: int) -> Path:
-        return names.partition(self._directory, partition)
+    def new(self) -> Path:
+        return self._directory
 
     def close(self) -> None:
         """Remove what is left there."""

@@ -24,13 +24,11 @@ from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity as StoreIdentity
 from keyfold.statestore.lastvalues import LastValues, StoreUnusable
+from keyfold.statestore.storeformat import ALL_PARTITIONS
 
 #: So much of the state is in one sorted file of a store, or in one commit of a changelog.
 _STEP_ROWS: Final = 1 << 20
 _STEP_BYTES: Final = 16 << 20
-
-#: The partition that a store of all partitions says it is of.
-_ALL_PARTITIONS: Final = (1 << 32) - 1
 
 #: The app that has committed what was copied, where the state has no app of its own.
 _APP: Final = "restore"
@@ -46,7 +44,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
     _check_free(files, target, "A store", ConfigError)
     try:
         files.make_directory(target)
-        store = LastValues.open(target, StoreIdentity(changelog, _ALL_PARTITIONS, 0), files=files)
+        store = LastValues.open(target, StoreIdentity(changelog, ALL_PARTITIONS, 0), files=files)
         try:
             store.load(_ranges(batches))
         except BaseException:

@@ -143,7 +143,7 @@ def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iter
     own = {names.IDENTITY, names.LOCK, names.MANIFEST, names.READERS, names.WORK}
     own |= {names.partition(root, number).name for number in range(len(state.partitions))}
     for name in files.list_directory(root):
-        if name not in own:
+        if name not in own and names.store_epoch(name) is None:
             yield Unnamed(root / name, "not of this changelog")
     journal = manifest.journal or names.journal(root, state.epoch)
     counting = {journal.name, names.head(root, names.journal_epoch(journal.name) or 0).name}
@@ -159,7 +159,7 @@ def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iter
         named |= {names.segment_index(s.name) for s in p.segments if s.sealed}
         directory = names.partition(root, number)
         for name in files.list_directory(directory):
-            if name in named or names.store_epoch(name) is not None:
+            if name in named:
                 continue
             if names.segment_epoch(name) is None:
                 yield Unnamed(directory / name, "not of this changelog")

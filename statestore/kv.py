@@ -156,7 +156,7 @@ class PartitionedStore(StoreBase):
         *,
         owns: bool = False,
     ) -> None:
-        self._stores = tuple(stores)
+        self._stores = stores
         self._partition_of = partition_of
         self._many_partitions_of = partitions_of
         self._owns = owns
@@ -172,15 +172,14 @@ class PartitionedStore(StoreBase):
         return self._stores[self._partition_of(key)].get(key)
 
     def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        positions: list[list[int]] = [[] for _ in self._stores]
+        positions: dict[int, list[int]] = {}
         for position, partition in enumerate(map(self._partition_of, keys)):
-            positions[partition].append(position)
+            positions.setdefault(partition, []).append(position)
         values: list[bytes | None] = [None] * len(keys)
-        for store, mine in zip(self._stores, positions, strict=True):
-            if mine:
-                found = store.get_all([keys[position] for position in mine])
-                for position, value in zip(mine, found, strict=True):
-                    values[position] = value
+        for partition, mine in positions.items():
+            found = self._stores[partition].get_all([keys[position] for position in mine])
+            for position, value in zip(mine, found, strict=True):
+                values[position] = value
         return values
 
     def _get_array(self, keys: pa.Array) -> pa.Array:
@@ -190,12 +189,13 @@ class PartitionedStore(StoreBase):
         """What `ask` finds in each partition for its keys, an array or a batch, in the order of `keys`."""
         numbers = self._partitions_of(keys)
         order = np.argsort(numbers, kind="stable")
-        ends = np.cumsum(np.bincount(numbers, minlength=len(self._stores)))
+        counts = np.bincount(numbers, minlength=1)
         sorted_keys = keys.take(pa.array(order))
         parts, start = [], 0
-        for store, end in zip(self._stores, ends.tolist(), strict=True):
-            if end > start or end == len(keys) == 0:
-                parts.append(ask(store, sorted_keys.slice(start, end - start)))
+        # Without keys it is the first partition's to say what nothing looks like.
+        for partition in np.flatnonzero(counts).tolist() or [0]:
+            end = start + int(counts[partition])
+            parts.append(ask(self._stores[partition], sorted_keys.slice(start, end - start)))
             start = end
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
@@ -240,8 +240,8 @@ class PartitionedStore(StoreBase):
             parts = [opened.enter_context(store.records(from_, to)) for store in self._below()]
             return Entries(heapq.merge(*parts), opened.pop_all().close)
 
-    def _below(self) -> tuple[RecordStore, ...]:
-        return cast("tuple[RecordStore, ...]", self._stores)
+    def _below(self) -> Sequence[RecordStore]:
+        return cast("Sequence[RecordStore]", self._stores)
 
     def close(self) -> None:
         if not self._closed and self._owns:

@@ -1,4 +1,4 @@
-"""The last values of one partition as they were at one moment, which a RocksDB iterator keeps."""
+"""The last values of a partition as they were at one moment, which a RocksDB iterator keeps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from keyfold.statestore.contract import (
 from keyfold.statestore.keybytes import prefixed
 from keyfold.statestore.keyorder import key_order
 from keyfold.statestore.rocks import Cursor
-from keyfold.statestore.storeformat import DATA, DATA_END, HEADER, META_KEY, unpack_meta
+from keyfold.statestore.storeformat import HEADER, PREFIX_BYTES, data_end, data_prefix, meta_key, unpack_meta
 
 #: So many steps to the next key are tried before a seek, which costs as much as two or three.
 _STEPS: Final = 2
@@ -42,33 +42,36 @@ _FEW_KEYS: Final = 16
 
 
 class LastValuesSnapshot(StoreBase):
-    """A store as it was at one moment. Keeps that moment's files and memory alive until it is closed."""
+    """A partition as it was at one moment. Keeps that moment's files and memory alive until it is closed.
 
-    def __init__(self, cursor: RecordCursor) -> None:
+    With `owns` it closes the cursor, which several partitions can share.
+    """
+
+    def __init__(self, cursor: RecordCursor, partition: int, *, owns: bool = True) -> None:
         self._cursor = cursor
-
-    def meta(self) -> bytes | None:
-        return self._cursor.value(META_KEY)
+        self._partition = partition
+        self._prefix = data_prefix(partition)
+        self._owns = owns
 
     @property
     def applied(self) -> int:
         """`LastValues.applied` at that moment."""
-        record = self.meta()
+        record = self._cursor.value(meta_key(self._partition))
         return 0 if record is None else unpack_meta(record)[2]
 
     def get(self, key: bytes) -> bytes | None:
         check_key(key)
-        record = self._cursor.value(DATA + key)
+        record = self._cursor.value(self._prefix + key)
         return None if record is None else record[HEADER.size :]
 
     def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
         check_key(key)
-        record = self._cursor.value(DATA + key)
+        record = self._cursor.value(self._prefix + key)
         return None if record is None else (*HEADER.unpack_from(record), record[HEADER.size :])
 
     def get_records(self, keys: pa.Array) -> pa.RecordBatch:
         self._check_open()
-        return self._cursor.records(check_arrow(keys))
+        return self._cursor.records(self._prefix, check_arrow(keys))
 
     def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if len(keys) < _FEW_KEYS:
@@ -77,12 +80,12 @@ class LastValuesSnapshot(StoreBase):
         return values
 
     def _get_array(self, keys: pa.Array) -> pa.Array:
-        return self._cursor.records(keys).column("value")
+        return self._cursor.records(self._prefix, keys).column("value")
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         self._check_open()
         check_bounds(from_, to)
-        rows = rows_between(self._cursor, from_, to)
+        rows = rows_between(self._cursor, self._partition, from_, to)
         return Entries((key, record[HEADER.size :]) for key, record in rows)
 
     def records(
@@ -90,7 +93,7 @@ class LastValuesSnapshot(StoreBase):
     ) -> Entries[bytes, tuple[int, int, bytes]]:
         self._check_open()
         check_bounds(from_, to)
-        rows = rows_between(self._cursor, from_, to)
+        rows = rows_between(self._cursor, self._partition, from_, to)
         return Entries((key, (*HEADER.unpack_from(r), r[HEADER.size :])) for key, r in rows)
 
     def snapshot(self) -> ReadOnlyStore:
@@ -99,13 +102,16 @@ class LastValuesSnapshot(StoreBase):
         return Frozen(self, owns=False)
 
     def close(self) -> None:
-        self._cursor.close()
+        if self._owns:
+            self._cursor.close()
         super().close()
 
 
-def rows_between(cursor: Cursor, from_: bytes | None, to: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    start: bytes | None = DATA if from_ is None else DATA + from_
-    end = DATA_END if to is None else DATA + to
+def rows_between(
+    cursor: Cursor, partition: int, from_: bytes | None, to: bytes | None
+) -> Iterator[tuple[bytes, bytes]]:
+    start: bytes | None = data_prefix(partition) + (from_ or b"")
+    end = data_end(partition) if to is None else data_prefix(partition) + to
     rows_max = _SCAN_ROWS_FIRST
     while start is not None:
         rows, start = cursor.run(start, end, rows_max)
@@ -117,15 +123,16 @@ class RecordCursor(Cursor):
     """A cursor whose values are whole records, offset and timestamp in front."""
 
     def __init__(self, db: Rdict, directory: Path) -> None:
-        super().__init__(db, directory, key_skip=len(DATA), value_skip=0)
+        super().__init__(db, directory, key_skip=PREFIX_BYTES, value_skip=0)
 
-    def records(self, keys: pa.Array) -> pa.RecordBatch:
-        """The last records of `keys` (`binary`, without nulls), with the columns of `LAST_RECORDS`.
+    def records(self, prefix: bytes, keys: pa.Array) -> pa.RecordBatch:
+        """The last records of `keys` (`binary`, without nulls) of the partition with this prefix, with the
+        columns of `LAST_RECORDS`.
 
         Keys are gone through in their order, in which the next one is often near.
         """
         order = key_order(keys)
-        stored = prefixed(DATA, keys.take(pa.array(order)))
+        stored = prefixed(prefix, keys.take(pa.array(order)))
         found: list[bytes | None] = []
         for start in range(0, len(stored), _TURN_KEYS):
             found += self._values(stored.slice(start, _TURN_KEYS).to_pylist())

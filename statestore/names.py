@@ -8,9 +8,9 @@ manifest/<epoch>.files               of a snapshot: what it holds, with checksum
 readers/<id>.view  <id>.lease        views of readers: by lock, and by time
 requests/<id>.compact  <id>.answer   what other processes ask the writer for
 work/<epoch>/<owner>/                files of tasks that are not committed, keys of a cleaner pass
-work/standby-<id>/<partition>/       last values of a standby, its own while it holds .lock beside it
+work/standby-<id>/                   last values of a standby, its own while it holds .lock beside it
+store-<epoch>/                       last values, disposable
 <partition>/<base>-<epoch>-<n>.arrows .index
-<partition>/store-<epoch>/           last values, disposable
 
 A folder of snapshots: <commit, 12 digits>/ each, with a file `pinned` in it where it has to stay.
 """
@@ -89,8 +89,8 @@ def partition(root: Path, number: int) -> Path:
     return root / str(number)
 
 
-def store(root: Path, partition_number: int, epoch: int) -> Path:
-    return partition(root, partition_number) / f"store-{epoch}"
+def store(root: Path, epoch: int) -> Path:
+    return root / f"store-{epoch}"
 
 
 def store_epoch(name: str) -> int | None:

@@ -1,16 +1,20 @@
 r"""The bytes of a last-value store: its keys, its values, its meta record. Pure, no I/O.
 
-b"\x00"          -> the meta record
-b"\x01" + key    -> offset and timestamp in ms, each int64 little-endian, and the value
+b"\x00" + partition          -> the meta record of a partition
+b"\x01" + partition + key    -> offset and timestamp in ms, each int64 little-endian, and the value
+
+A partition is a uint16, big-endian, so that its rows are together.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,10 +25,15 @@ from keyfold.statestore.sst import Bytes, Rows
 
 FORMAT_VERSION = 1
 
-# Data keys have one byte in front, so that no user's key, the empty one included, meets the meta record's.
-META_KEY = b"\x00"
+# Data keys have a byte in front, so that no user's key, the empty one included, meets a meta record's.
+META = b"\x00"
 DATA = b"\x01"
-DATA_END = b"\x02"
+
+_PARTITION = struct.Struct(">H")
+#: The byte and the partition in front of every key.
+PREFIX_BYTES = 1 + _PARTITION.size
+#: What a store that is not of one partition says it is of.
+ALL_PARTITIONS = (1 << 16) - 1
 
 #: In front of every value: offset and timestamp, 8 bytes each, little-endian.
 HEADER = struct.Struct("<qq")
@@ -40,6 +49,36 @@ class Identity:
     changelog: str
     partition: int
     generation: int
+
+
+def meta_key(partition: int) -> bytes:
+    return META + _PARTITION.pack(partition)
+
+
+def data_prefix(partition: int) -> bytes:
+    return DATA + _PARTITION.pack(partition)
+
+
+def data_end(partition: int) -> bytes:
+    """The first key after all rows of a partition."""
+    return data_prefix(partition + 1) if partition < ALL_PARTITIONS else bytes([DATA[0] + 1])
+
+
+def partition_of_stored(key: bytes) -> int:
+    """Of a meta record's or a row's key. `ValueError`: it is neither."""
+    if len(key) < PREFIX_BYTES or key[:1] not in (META, DATA):
+        raise ValueError("a key of another form")
+    number: int = _PARTITION.unpack_from(key, 1)[0]
+    return number
+
+
+def stored_keys(partitions: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
+    """Every key of a `binary` array with the prefix of its partition."""
+    prefixes = np.empty((len(partitions), PREFIX_BYTES), np.uint8)
+    prefixes[:, 0] = DATA[0]
+    prefixes[:, 1:] = partitions.astype(">u2").view(np.uint8).reshape(-1, _PARTITION.size)
+    packed = pa.Array.from_buffers(pa.binary(PREFIX_BYTES), len(keys), [None, pa.py_buffer(prefixes)])
+    return pc.binary_join_element_wise(packed.cast(pa.binary()), keys, b"")
 
 
 def pack_meta(identity: Identity, applied: int) -> bytes:
@@ -69,11 +108,11 @@ def unpack_meta(record: bytes) -> tuple[int, Identity | None, int]:
     return version, Identity(record[_META.size :].decode(), partition, generation), applied
 
 
-def put_rows(batch: Any, rows: pa.RecordBatch) -> None:
+def put_rows(batch: Any, prefix: bytes, rows: pa.RecordBatch) -> None:
     """Put or delete every row in a write batch: one call a row, rocksdict has nothing for many."""
     heads = _heads(rows)
     packed = pa.Array.from_buffers(pa.binary(HEADER.size), len(heads), [None, pa.py_buffer(heads)])
-    keys = prefixed(DATA, rows.column("key"))
+    keys = prefixed(prefix, rows.column("key"))
     values = pc.binary_join_element_wise(packed.cast(pa.binary()), rows.column("value"), b"")
     for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
         if value is None:
@@ -88,15 +127,18 @@ def values_of(records: list[bytes | None]) -> pa.Array:
     return pc.binary_slice(binary_array(records), HEADER.size, VALUE_BYTES_MAX)
 
 
-def sorted_rows(rows: pa.RecordBatch) -> Rows:
+def sorted_rows(prefix: bytes, rows: pa.RecordBatch) -> Rows:
     """The same for a sorted file; the rows are in the order of their keys."""
-    return Rows(DATA, rows.column("key"), _heads(rows), rows.column("value"))
+    return Rows(prefix, rows.column("key"), _heads(rows), rows.column("value"))
 
 
-def meta_row(identity: Identity, applied: int) -> Rows:
-    """The meta record for a sorted file, in which it comes first."""
-    value = pa.array([pack_meta(identity, applied)], pa.binary())
-    return Rows(b"", pa.array([META_KEY], pa.binary()), np.empty((1, 0), np.uint8), value)
+def meta_rows(metas: Iterable[tuple[Identity, int]]) -> Rows:
+    """The meta records for a sorted file, in which they come first."""
+    packed = sorted(
+        (meta_key(identity.partition), pack_meta(identity, applied)) for identity, applied in metas
+    )
+    keys, values = (pa.array(column, pa.binary()) for column in zip(*packed, strict=True))
+    return Rows(b"", keys, np.empty((len(keys), 0), np.uint8), values)
 
 
 def _heads(rows: pa.RecordBatch) -> Bytes:

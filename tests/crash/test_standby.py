@@ -46,5 +46,5 @@ def test_over_fifty_takeovers_no_batch_is_lost_and_none_comes_twice(tmp_path: Pa
         assert log.state.next_commit == last + 2
         assert sum(log.end_offsets().values()) == records
         assert [p.name for p in (path / "work").iterdir() if p.name.startswith("standby-")] == []
-        assert len(list(path.glob("*/store-*"))) == log.partitions
+        assert len(list(path.glob("store-*"))) == 1
     print(f"{takeovers} takeovers, {last + 1} batches, {records} records")

@@ -355,7 +355,7 @@ def checkpoint_deleted(job: Job) -> None:
 
 
 def stores_deleted(job: Job) -> None:
-    found = list(job.path.glob("*/store-*"))
+    found = list(job.path.glob("store-*"))
     for store in found:
         shutil.rmtree(store)
 

@@ -301,8 +301,8 @@ def test_stats_show_batch_and_source_position_of_each_app(closed: Path) -> None:
 
 def test_stats_show_what_the_last_value_stores_take(closed: Path) -> None:
     with Changelog.open(closed) as log:
-        log.store().close()
-    stores = (file for file in closed.glob("*/store-*/*") if file.is_file())
+        log.get(b"any")
+    stores = (file for file in closed.glob("store-*/*") if file.is_file())
     assert json_of("stats", closed)["totals"]["store_bytes"] == sum(f.stat().st_size for f in stores) > 0
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.keeper import steps
+from keyfold.checkpoints.kept_stores import Step
 from keyfold.checkpoints.retention import apply_retention
-from keyfold.statestore.blocks import RECORD_SCHEMA, VALUE_BYTES_MAX, no_headers
+from keyfold.statestore.blocks import VALUE_BYTES_MAX
 from support.huge import zeros
 
 CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "delete.retention.ms": 0}
@@ -22,11 +23,11 @@ def table(**rows: str | None) -> pa.Table:
 
 
 def put_store(source: Path, target: Path) -> None:
-    """Replace the last values of partition 0 in `target` by those of `source`."""
-    for old in (target / "0").glob("store-*"):
+    """Replace the last values in `target` by those of `source`."""
+    for old in target.glob("store-*"):
         shutil.rmtree(old)
-    (store,) = (source / "0").glob("store-*")
-    shutil.copytree(store, target / "0" / store.name)
+    (store,) = source.glob("store-*")
+    shutil.copytree(store, target / store.name)
 
 
 def test_a_store_that_slept_through_a_delete_is_rebuilt(tmp_path: Path) -> None:
@@ -82,33 +83,37 @@ def test_a_writer_waits_while_the_stores_are_too_far_behind(tmp_path: Path) -> N
         assert log.host._keeper.lag_bytes() <= 1 << 20
 
 
-def test_no_stretch_of_the_log_loses_records_that_do_not_fit_one_arrow_column_together() -> None:
+class Applied:
+    """A store that only notes the offset and the length of what it is given."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+        self.ends: list[int] = []
+
+    def apply(self, rows: pa.RecordBatch, end: int) -> None:
+        lengths = pc.binary_length(rows.column("value")).to_pylist()
+        self.found += zip(rows.column("offset").to_pylist(), lengths, strict=True)
+        self.ends.append(end)
+
+
+def test_no_record_is_lost_where_those_of_a_step_do_not_fit_one_arrow_column() -> None:
     """The largest value that a record can have, and others before and after it."""
     sizes = [60 << 20, 4, VALUE_BYTES_MAX, 5, 40 << 20, VALUE_BYTES_MAX, 6]
-    batches = [
-        pa.RecordBatch.from_arrays(
-            [
-                pa.array([offset], pa.int64()),
-                pa.array([0], pa.timestamp("ms")),
-                pa.array([b"%d" % offset], pa.binary()),
-                zeros(size),
-                no_headers(1),
-            ],
-            schema=RECORD_SCHEMA,
+    store: Any = Applied()
+    step = Step(cast(Any, None), [store])
+    for offset, size in enumerate(sizes):
+        batch = pa.record_batch(
+            {
+                "offset": [offset],
+                "timestamp": pa.array([0], pa.timestamp("ms")),
+                "key": [b"%d" % offset],
+                "value": zeros(size),
+            }
         )
-        for offset, size in enumerate(sizes)
-    ]
-    found = list(steps(batches, 0, len(sizes) + 3))
-    ends = [end for _, end in found]
-    assert ends == sorted(set(ends))
-    assert ends[-1] == len(sizes) + 3
-    kept = [
-        (offset, last)
-        for rows, _ in found
-        for offset, last in zip(
-            rows.column("offset").to_pylist(),
-            pc.binary_length(rows.column("value")).to_pylist(),
-            strict=True,
-        )
-    ]
-    assert kept == list(enumerate(sizes))
+        if not step.has_room(0, batch):
+            step.apply()
+        step.add(0, batch, offset + 1)
+    step.apply()
+    assert store.found == list(enumerate(sizes))
+    assert store.ends == sorted(set(store.ends))
+    assert store.ends[-1] == len(sizes)

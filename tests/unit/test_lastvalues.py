@@ -267,7 +267,7 @@ def test_a_store_of_another_version_is_unusable(directory: Path, monkeypatch: py
 )
 def test_a_meta_record_that_is_none_is_unusable(directory: Path, record: bytes) -> None:
     raw = Rdict(str(directory), Options(raw_mode=True))
-    raw[b"\x00"] = record
+    raw[b"\x00\x00\x03"] = record
     raw.close()
     with pytest.raises(StoreUnusable, match="meta record"):
         LastValues.open(directory, IDENTITY)
@@ -275,7 +275,7 @@ def test_a_meta_record_that_is_none_is_unusable(directory: Path, record: bytes) 
 
 def test_rows_without_a_meta_record_are_unusable(directory: Path) -> None:
     raw = Rdict(str(directory), Options(raw_mode=True))
-    raw[b"\x01key"] = bytes(20)
+    raw[b"\x01\x00\x03key"] = bytes(20)
     raw.close()
     with pytest.raises(StoreUnusable, match="rows without one"):
         LastValues.open(directory, IDENTITY)

@@ -103,7 +103,7 @@ def test_the_stores_are_those_it_kept_warm(
         log.close()
         for segment in path.glob("*/*.arrows"):
             segment.rename(segment.with_suffix(".away"))
-        for store in path.glob("*/store-*"):
+        for store in path.glob("store-*"):
             shutil.rmtree(store)
         with standby.take_over(timeout=60) as mine:
             assert values(mine) == {"a": "1", "b": "1", "c": "1"}
@@ -113,14 +113,14 @@ def test_the_stores_are_those_it_kept_warm(
 
 def test_of_the_old_writers_stores_nothing_stays(path: Path, log: Changelog) -> None:
     log.store()
-    old = {p.name for p in path.glob("*/store-*")}
+    old = {p.name for p in path.glob("store-*")}
     with Standby(path) as standby:
         eventually(lambda: is_warm(standby))
         log.close()
         with standby.take_over(timeout=60) as mine:
-            eventually(lambda: old.isdisjoint(p.name for p in path.glob("*/store-*")))
+            eventually(lambda: old.isdisjoint(p.name for p in path.glob("store-*")))
             assert values(mine) == {"a": "1", "b": "1", "c": "1"}
-    assert len(list(path.glob("*/store-*"))) == 2
+    assert len(list(path.glob("store-*"))) == 1
 
 
 def test_it_returns_with_complete_last_values(path: Path, log: Changelog) -> None:
@@ -256,7 +256,7 @@ def test_a_delete_that_was_dropped_after_a_later_one_is_not_missed(path: Path) -
         log.append(table(a="1", b="1", c="1"))
         with Standby(path, files=files) as standby:
             eventually(lambda: is_warm(standby))
-            seen = standby._keeper._seen[0]
+            seen = standby._keeper._kept._seen[0]
             with asleep(files):
                 log.append(table(a=None, x="1"))
                 log.compact()
@@ -265,7 +265,7 @@ def test_a_delete_that_was_dropped_after_a_later_one_is_not_missed(path: Path) -
                 log.compact()
                 assert log.state.partitions[0].dropped_tombstone == 3
             eventually(lambda: is_warm(standby))
-            assert standby._keeper._seen[0] >= log.state.partitions[0].dropped_at > seen
+            assert standby._keeper._kept._seen[0] >= log.state.partitions[0].dropped_at > seen
             log.close()
             with standby.take_over(timeout=60) as mine:
                 assert values(mine) == {"b": "1", "c": "1", "x": "1", "y": "1"}
@@ -384,7 +384,7 @@ def test_what_a_killed_standby_leaves_is_removed(path: Path, log: Changelog, by:
             Standby(path).close()
         left = left_of_standbys(path)
         assert len(left) == 2
-        assert len(list((path / "work").glob("standby-*/*/CURRENT"))) == 2
+        assert len(list((path / "work").glob("standby-*/CURRENT"))) == 1
         living.communicate(b"")
     assert left_of_standbys(path) == []
 
@@ -443,7 +443,7 @@ def test_it_stands_by_again_after_an_opening_that_failed(path: Path, log: Change
 
 
 def test_a_store_that_cannot_be_moved_is_built_again(path: Path, log: Changelog) -> None:
-    files = FailAt(0, only=on("rename", path="*/store-*"))
+    files = FailAt(0, only=on("rename", path="*store-*"))
     with Standby(path, files=files) as standby:
         eventually(lambda: is_warm(standby))
         log.append(table(a=None))
@@ -480,7 +480,7 @@ def test_a_kill_at_any_operation_leaves_a_changelog_that_opens(
             log.append(table(d="1"), batch_id=2)
             assert values(log) == {"a": "2", "c": "1", "d": "1"}
             assert left_of_standbys(path) == []
-            assert len(list(path.glob("*/store-*"))) == 2
+            assert len(list(path.glob("store-*"))) == 1
         assert verify(path).damages == []
         n += 1 if soak else 2
     assert n > 20
