@@ -14,9 +14,17 @@ from pathlib import Path
 import pytest
 
 from faults import FailAt, KillAt, Killed, Operation, changes
+from keyfold.checkpoints import writer
 from keyfold.statestore.errors import KeyfoldError
 from powerloss import Disk, PowerLoss
 from support.lives import BATCHES, bury, fault_in, live
+
+
+@pytest.fixture(autouse=True)
+def short_journals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal is rolled after some lines, so that its operations are among those that fail."""
+    monkeypatch.setattr(writer, "_JOURNAL_BYTES", 2500)
+    monkeypatch.setattr(writer, "_JOURNAL_CHECKPOINTS", 1)
 
 
 def of_the_log(operation: Operation) -> bool:
