@@ -25,7 +25,7 @@ PARALLEL := -n 2 --dist loadgroup
 PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 
-.PHONY: help setup demo test lint types format soak bench wheel test-lowest clean check-python check-java
+.PHONY: help setup demo demo-kafka test lint types format soak bench wheel test-lowest clean check-python check-java
 
 help:  ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 16
@@ -34,6 +34,9 @@ help:  ## Show this list
 
 demo: check-java $(DEMO)/$(INSTALLED)  ## Run the flights example on real data: counters, a crash, a restore, a comparison
 	$(DEMO)/bin/python examples/flights/demo.py $(ARGS)
+
+demo-kafka: check-java $(DEMO)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  ## Run the Kafka example with a broker of its own: a crash, lost checkpoints, a topic that grows
+	$(DEMO)/bin/python examples/kafka/kafka_demo.py $(ARGS)
 
 test: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  ## Run all tests but the soak ones. ARGS="tests/unit -k tree" runs some
 	$(PYTEST) $(if $(findstring -n ,$(ARGS)),,$(PARALLEL)) $(ARGS)

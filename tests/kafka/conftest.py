@@ -15,5 +15,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
     reason = unavailable()
     if reason:
         pytest.skip(reason)
-    with Broker(tmp_path_factory.mktemp("topics")) as broker, Topics(broker.address) as made:
+    # The records' times are years ago: retention by time would delete them within 30 seconds.
+    settings = {"log.retention.ms": -1}
+    with Broker(tmp_path_factory.mktemp("topics"), settings) as broker, Topics(broker.address) as made:
         yield made
