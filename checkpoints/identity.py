@@ -54,12 +54,15 @@ class Identity:
         }
         if self.snapshot:
             fields["snapshot"] = True
-        fields["crc32c"] = f"{_crc(fields):08x}"
-        return json.dumps(fields, indent=2).encode() + b"\n"
+        # Over the bytes, because another language writes the same JSON in another way.
+        covered = json.dumps(fields, indent=2).removesuffix("\n}").encode() + b",\n  "
+        return covered + b'"crc32c": "%08x"\n}\n' % crc32c(covered)
 
 
-def _crc(fields: dict[str, Any]) -> int:
-    return crc32c(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+def _check_crc(raw: bytes, stated: str) -> None:
+    found = crc32c(raw[: raw.rindex(b'"crc32c"')])
+    if int(stated, 16) != found:
+        raise ValueError(f"crc32c {found:08x}, the file says {stated}")
 
 
 def check_partitions(partitions: object) -> int:
@@ -109,9 +112,7 @@ def read_identity(files: Files, root: Path) -> Identity:
                 "This changelog was made by a later version of keyfold.", path=path,
                 expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
             )  # fmt: skip
-        stated = int(fields.pop("crc32c"), 16)
-        if stated != _crc(fields):
-            raise ValueError(f"crc32c {_crc(fields):08x}, the file says {stated:08x}")
+        _check_crc(raw, fields["crc32c"])
         columns = None if fields["schema"] is None else Columns.from_json(fields["schema"])
         config = LogConfig().with_changes(fields["config"])
         snapshot = bool(fields.get("snapshot", False))
