@@ -53,7 +53,8 @@ def kafka_stream(
     - Partitions and topics that the commit does not know are read from their beginning, as in a query that
       never stopped. (Kafka then has a key's new records in another partition than its old ones: of their
       order only the timestamps tell.)
-    - Records that the query has not read and that Kafka has deleted are an error before the query starts.
+    - Records that the query has not read and that Kafka has deleted are an error before the query starts; as
+      in a query that never stopped, so are those of a partition that is new.
 
     Kafka is not asked once Spark has noted the first batch in the query's checkpoint: then the query goes on
     from there.
@@ -139,6 +140,14 @@ def _unreadable(
             expected=_range(first, log_ranges), found=f"the commit ended at offset {position[first]}",
             remedy="put the records back; or write a new changelog from all that Kafka has; or "
             "failOnDataLoss=false goes on without them",
+        )  # fmt: skip
+    late = sorted(place for place, (start, _) in log_ranges.items() if start and place not in position)
+    if late:
+        return NotResumable(
+            "Kafka has deleted records of partitions that are new to the query, which has read none of them.",
+            path=root, position=_shown(late), expected="partitions that begin at offset 0",
+            found=f"{_shown(late[:1])} begins at offset {log_ranges[late[0]][0]}",
+            remedy="failOnDataLoss=false goes on without the deleted records",
         )  # fmt: skip
     beyond = sorted(place for place, offset in position.items() if offset > log_ranges[place][1])
     if beyond:

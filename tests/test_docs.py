@@ -154,6 +154,18 @@ def test_what_a_rule_covers_passes(language: str, text: str) -> None:
     check(Block(Path("page.md"), 7, language, text + "\n"))
 
 
+def test_a_block_that_needs_what_is_not_here_is_checked_and_not_run(write: WritePage, tmp_path: Path) -> None:
+    """A page is run in a process of its own: here the jars of Spark's Kafka source are hidden from it."""
+    hide = "from support import kafka_topics\nkafka_topics.connector_jars = lambda: ''\n"
+    page = write(f"<!-- python\n{hide}-->\n'''python needs=kafka\n1 / 0\n'''\n")
+    done = run_page(page, tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(DocumentError, match=r"^page\.md:2: not Python"):
+        check(Block(Path("page.md"), 2, "python", "def", {"needs": "kafka"}))
+    with pytest.raises(DocumentError, match="nothing is known of needs=redis"):
+        check(Block(Path("page.md"), 2, "python", "x = 1", {"needs": "redis"}))
+
+
 def test_a_block_without_an_end_is_an_error(write: WritePage) -> None:
     with pytest.raises(DocumentError, match="no end"):
         blocks_of(write("'''python\nx = 1\n"))
@@ -182,6 +194,7 @@ def test_shown_output_is_compared_with_dots_for_anything(shown: str, real: str, 
 def test_the_makefile_has_the_targets_that_people_are_told_of() -> None:
     assert {
         "demo",
+        "demo-kafka",
         "test",
         "lint",
         "types",

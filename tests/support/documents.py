@@ -6,7 +6,9 @@
     text, json, toml, sql, mermaid          shown, not run
     <!-- python … -->                       executed, not shown: what an example needs and no reader does
 
-Words after the language: `raises=ConfigError` (the block must raise it), `exit=2` (the commands exit so).
+Words after the language: `raises=ConfigError` (the block must raise it), `exit=2` (the commands exit so),
+`needs=kafka` (the block is run where the jars of a broker and of Spark's Kafka source are, elsewhere only
+checked; that they are missing where Maven is at hand, the tests that need them tell).
 
 Commands are run or checked by the first rule that fits: `keyfold …` is run; `make …` must name targets of
 the Makefile; `pip install …` must name extras of this project; `python FILE` must name a file of the
@@ -150,6 +152,8 @@ def check(block: Block) -> None:
     """Raise `DocumentError` for a block that no rule covers, without running it."""
     if block.language in NOT_RUN:
         return
+    if block.options.get("needs", "kafka") != "kafka":
+        raise block.error(f"nothing is known of needs={block.options['needs']}")
     if block.language == "python":
         try:
             ast.parse(block.text)
@@ -205,6 +209,15 @@ def run_command(block: Block, command: Command) -> None:
         raise block.error(f"'{command.line}' printed otherwise than shown:\n{done.stdout}")
 
 
+def _lacks(block: Block) -> bool:
+    """Whether what the block needs is not here."""
+    if "needs" not in block.options:
+        return False
+    from support.kafka_topics import unavailable
+
+    return unavailable() is not None
+
+
 def run(path: Path) -> None:
     """Check all blocks of a page, then run them in the current directory."""
     blocks = blocks_of(path)
@@ -219,6 +232,8 @@ def run(path: Path) -> None:
         namespace["spark"] = session = spark_session(Path.cwd().with_name(Path.cwd().name + "-spark"))
     try:
         for block in blocks:
+            if _lacks(block):
+                continue
             if block.language == "python":
                 run_python(block, namespace)
             elif block.language in ("console", "bash"):

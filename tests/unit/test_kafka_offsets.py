@@ -19,14 +19,15 @@ from keyfold.streaming.kafka import EARLIEST, starting_offsets
 ROOT = Path("var/counts")
 
 places = st.tuples(st.sampled_from("abc"), st.integers(0, 11))
-ranges = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda r: (r[0], r[0] + r[1]))
+ranges = st.tuples(st.just(0) | st.integers(0, 20), st.integers(0, 20)).map(lambda r: (r[0], r[0] + r[1]))
 
 
 @given(st.dictionaries(places, st.integers(0, 40), min_size=1), st.dictionaries(places, ranges))
 def test_it_begins_at_the_position_in_all_partitions_that_there_are_or_says_which_cannot_be_read(
     position: dict[Place, int], found: dict[Place, tuple[int, int]]
 ) -> None:
-    readable = all(p in found and found[p][0] <= offset <= found[p][1] for p, offset in position.items())
+    known = all(p in found and found[p][0] <= offset <= found[p][1] for p, offset in position.items())
+    readable = known and all(start == 0 for place, (start, _) in found.items() if place not in position)
     if readable:
         begin = starting_offsets(position, found, ROOT, with_loss=False)
         assert kafka_position(begin) == {place: position.get(place, EARLIEST) for place in found}
@@ -43,6 +44,7 @@ def test_it_begins_at_the_position_in_all_partitions_that_there_are_or_says_whic
         ({("t", 0): (0, 9)}, "partitions that are not among"),
         ({("t", 0): (5, 9), ("t", 1): (0, 9)}, "deleted records"),
         ({("t", 0): (0, 3), ("t", 1): (0, 9)}, "further than Kafka has"),
+        ({("t", 0): (0, 9), ("t", 1): (0, 9), ("t", 2): (1, 9)}, "partitions that are new"),
     ],
 )
 def test_what_is_gone_is_left_out_only_if_that_is_wanted(
@@ -53,7 +55,7 @@ def test_what_is_gone_is_left_out_only_if_that_is_wanted(
         starting_offsets(position, found, ROOT, with_loss=False)
     with caplog.at_level(logging.WARNING, logger="keyfold"):
         begin = json.loads(starting_offsets(position, found, ROOT, with_loss=True))
-    assert begin == {"t": {str(number): position["t", number] for _, number in found}}
+    assert begin == {"t": {str(number): position.get(("t", number), EARLIEST) for _, number in found}}
     assert says in caplog.text
 
 
