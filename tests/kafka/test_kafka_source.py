@@ -283,6 +283,27 @@ def test_records_that_retention_took_are_told_before_the_query_starts(
     assert (job.commits(), job.counted()) == (before, counted)
 
 
+def test_a_new_partition_that_has_lost_records_is_told_whether_the_query_runs_or_is_resumed(
+    job: Job, topics: Topics, topic: str
+) -> None:
+    topics.words(topic, SOME)
+    job.run()
+    before = job.commits()
+    topics.grow(topic, 4)
+    topics.send(topic, *(Sent(3, word.encode(), b"") for word in MORE))
+    topics.expire(topic, {3: 2})
+    with pytest.raises(StreamingQueryException, match="starts from 2 instead of 0"):
+        job.run()
+    lose(job.checkpoint)
+    with pytest.raises(NotResumable, match=f"(?s)new to the query.*{topic}-3 begins at offset 2"):
+        job.run()
+    assert job.commits() == before
+    job.run(failOnDataLoss="false")
+    expected = topics.counted(topic)
+    expected.subtract(MORE[:2])
+    assert job.counted() == +expected
+
+
 def test_what_retention_took_is_left_out_if_that_is_wanted(job: Job, topics: Topics, topic: str) -> None:
     topics.words(topic, SOME)
     job.run()

@@ -14,6 +14,7 @@ from typing import Any
 
 from support import kafka_broker
 from support.session import CONNECTOR_JARS, connector_jars
+from support.waiting import eventually
 
 #: Times of records: distinct, in order, and far from now.
 FIRST_MS = 1_600_000_000_000
@@ -64,12 +65,14 @@ class Topics:
     def make(self, name: str, partitions: int = 3) -> str:
         new: Any = importlib.import_module("kafka.admin").NewTopic
         self._admin.create_topics([new(name, partitions, 1)])
+        eventually(lambda: name in self._admin.list_topics())
         self.sent[name] = []
         return name
 
     def remove(self, name: str) -> None:
         self._admin.delete_topics([name])
         del self.sent[name]
+        eventually(lambda: name not in self._admin.list_topics())
 
     def grow(self, name: str, partitions: int) -> None:
         """More partitions, as an administrator gives a topic that has become too slow."""
