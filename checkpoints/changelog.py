@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -204,18 +205,20 @@ class Changelog(Maintained):
             batch_id: rises from batch to batch; None takes the next one.
 
         Returns:
-            The commit; the app's last one where the batch had been committed before.
+            The commit; the one from before (if not kept, the app's last), not `applied`, for a batch again.
 
         Raises:
             BadRecord: a null key (its row is named), a wrong column or type.
-            BatchConflict: the last batch id again, with other rows.
-            StorageFailed, WriterFenced: see there.
+            BatchConflict: the batch id again with other rows, or passed over by a later one; a query's app.
+            ConfigError, StorageFailed, WriterFenced: see there.
         """
-        host = self._open_host()
+        host, app_id = self._open_host(), admission.checked_app(app_id)
+        batch_id = None if batch_id is None else admission.checked_batch(batch_id)
         host.wait_for_room()
         writer = host.writer
-        batches = records.checked(table, writer.clock_ms(), self.columns)
-        digesting = writer.pool.submit(records.digest, batches)
+        rows = records.table_of(table)
+        batches = records.checked(rows, writer.clock_ms(), self.columns)
+        digesting = writer.pool.submit(records.digest, batches, records.given_timestamps(rows))
         compression = writer.identity.config.codec
         parts = records.partitioned(batches, self.partitions, compression, writer.pool)
         digest = digesting.result()
@@ -223,9 +226,9 @@ class Changelog(Maintained):
             last = writer.state.apps.get(app_id)
             if batch_id is None:
                 batch_id = 0 if last is None else last.batch + 1
-            if not admission.admits_append(writer.state, app_id, batch_id, digest):
-                return writer.state.apps[app_id]
-            return writer.commit(parts, Batch(app_id, batch_id, digest=digest))
+            before = admission.appended(writer.state, app_id, batch_id, digest)
+            new = Batch(app_id, batch_id, digest=digest)
+            return writer.commit(parts, new) if before is None else replace(before, applied=False)
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
@@ -235,9 +238,10 @@ class Changelog(Maintained):
         An exception inside commits nothing. Where the batch was committed before, `applied` is True and what
         the block writes is dropped: delivering a batch again adds nothing. One transaction is open at a time.
         """
-        host = self._open_host()
+        host, app_id = self._open_host(), admission.checked_app(app_id)
+        batch_id = admission.checked_batch(batch_id)
         with host.transactions:
-            applied = not admission.admits_append(host.writer.state, app_id, batch_id, "")
+            applied = admission.appended(host.writer.state, app_id, batch_id, "") is not None
             with host.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:

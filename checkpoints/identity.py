@@ -33,6 +33,8 @@ class Identity:
 
     Attributes:
         columns: None for a changelog of raw bytes (Kafka's shape).
+        app: whose batches a sink writes that names no app: the name of the directory when the changelog was
+            created. It stays the same where the directory gets another name, and in snapshots and clones.
         snapshot: this is a copy to be read, which nobody writes to.
     """
 
@@ -40,6 +42,7 @@ class Identity:
     partitions: int
     columns: Columns | None
     config: LogConfig
+    app: str
     snapshot: bool = False
 
     def encode(self) -> bytes:
@@ -51,6 +54,7 @@ class Identity:
             "partitioner": PARTITIONER,
             "schema": None if self.columns is None else self.columns.to_json(),
             "config": self.config.changed(),
+            "app": self.app,
         }
         if self.snapshot:
             fields["snapshot"] = True
@@ -116,7 +120,8 @@ def read_identity(files: Files, root: Path) -> Identity:
         columns = None if fields["schema"] is None else Columns.from_json(fields["schema"])
         config = LogConfig().with_changes(fields["config"])
         snapshot = bool(fields.get("snapshot", False))
-        return Identity(str(fields["uuid"]), int(fields["partitions"]), columns, config, snapshot)
+        uuid, app = str(fields["uuid"]), str(fields["app"])
+        return Identity(uuid, int(fields["partitions"]), columns, config, app, snapshot)
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise Damaged(
             "The identity of a changelog is not as it was written.", path=path, position="byte 0",

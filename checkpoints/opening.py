@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from keyfold.checkpoints import state as states
+from keyfold.checkpoints.admission import is_app
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.identity import Identity, read_identity, remove_unfinished, replace_identity
 from keyfold.checkpoints.journal import (
@@ -53,11 +54,15 @@ _LOADS_MAX: Final = 100
 
 @dataclass(frozen=True)
 class Creation:
-    """What a new changelog gets that an existing one has already."""
+    """What a new changelog gets that an existing one has already.
+
+    `app` is the `Identity.app` of one that it is a copy of; by default it gets the directory's name.
+    """
 
     partitions: int
     columns: Columns | None
     config: LogConfig
+    app: str = ""
 
 
 def open_writer(
@@ -194,7 +199,8 @@ def _create(
     try:
         remove_unfinished(files, root, epoch + 1)
         ownership.sign(epoch)
-        identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config)
+        app = creation.app or _app_of(root)
+        identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config, app)
         empty = states.empty(creation.partitions, epoch)
         state = begin_journal(
             journal, empty, epoch, identity, lambda: _check_first(ownership, root, epoch, journal)
@@ -205,6 +211,12 @@ def _create(
         raise
     ownership.enter(epoch, journal)
     return Writer(files, root, identity, ownership, journal, state, clock_ms)
+
+
+def _app_of(root: Path) -> str:
+    """The name of the directory, if it can name an app."""
+    name = root.absolute().name
+    return name if is_app(name) else "changelog"
 
 
 def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[[], int]) -> Writer:

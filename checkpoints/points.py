@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from keyfold.checkpoints import reading
+from keyfold.checkpoints.admission import checked_app, checked_batch
 from keyfold.checkpoints.state import Commit, State
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import CompactedAway, ConfigError
@@ -100,7 +101,12 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
         moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
         return _commit_of(state, root, moment)
     if isinstance(at, tuple):
-        app, batch = at
+        if len(at) != 2:
+            raise ConfigError(
+                "`at` is no point in a changelog's life.", path=root, expected="(app_id, batch_id)",
+                found=f"a tuple of {len(at)}", remedy="correct `at=`",
+            )  # fmt: skip
+        app, batch = checked_app(at[0]), checked_batch(at[1])
         last = state.apps.get(app)
         match = [c for c in (*state.commits, *([last] if last else [])) if c.app == app and c.batch == batch]
         if match:

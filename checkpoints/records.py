@@ -31,7 +31,16 @@ from keyfold.statestore.segment import Block, block_of
 from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 from keyfold.statestore.typed import Columns
 
-__all__ = ["Tabular", "checked", "digest", "null_key", "partitioned", "place"]
+__all__ = [
+    "Tabular",
+    "checked",
+    "digest",
+    "given_timestamps",
+    "null_key",
+    "partitioned",
+    "place",
+    "table_of",
+]
 
 _COLUMNS: Final = ("key", "value", "timestamp", "headers")
 #: Rows are partitioned in slices of at most so many, so that memory does not grow with the table.
@@ -100,19 +109,60 @@ def null_key(row: int, batch_id: int | None = None) -> BadRecord:
     )  # fmt: skip
 
 
-def digest(batches: Iterable[pa.RecordBatch]) -> str:
-    """What a batch holds, in 32 hexadecimal digits: keys and values in order, however they are chunked."""
-    hashes = [xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128()]
+def given_timestamps(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The timestamps that the rows came with, in ms; -1 where they get the time of the writer."""
+    if "timestamp" not in table.column_names:
+        return np.full(table.num_rows, -1, np.int64)
+    parts = [timestamps_ms(chunk, -1)[0] for chunk in table.column("timestamp").chunks]
+    return np.concatenate([np.empty(0, np.int64), *(part.cast(pa.int64()).to_numpy() for part in parts)])
+
+
+def digest(batches: Iterable[pa.RecordBatch], timestamps: npt.NDArray[np.int64]) -> str:
+    """What a batch holds, in 32 hexadecimal digits: its rows in order, however they are chunked.
+
+    Args:
+        timestamps: what `given_timestamps` gives. The writer's own time does not count: it is another one
+            when the batch is delivered again.
+    """
+    hashes = _Hashes()
     for batch in batches:
-        for i, name in enumerate(("key", "value")):
-            column = batch.column(name)
-            offsets, data = _parts(column)
-            lengths = np.diff(offsets)
-            if column.null_count:
-                lengths[pc.is_null(column).to_numpy(zero_copy_only=False)] = -1
-            hashes[2 * i].update(lengths.data)
-            hashes[2 * i + 1].update(data)
-    return xxhash.xxh3_128(b"".join(h.digest() for h in hashes)).hexdigest()
+        hashes.add("key", batch.column("key"))
+        hashes.add("value", batch.column("value"))
+        headers = batch.column("headers")
+        counts = pc.fill_null(pc.list_value_length(headers), -1).to_numpy()
+        hashes.update("headers", counts.astype(np.int32).data)
+        for part, column in zip(("header key", "header value"), headers.flatten().flatten(), strict=True):
+            hashes.add(part, column.cast(pa.binary()))
+    hashes.update("timestamps", timestamps.data)
+    return hashes.digest()
+
+
+class _Hashes:
+    """A hash for each stream of bytes that a batch is made of, in a fixed order; see docs/format.md."""
+
+    _COLUMNS: Final = ("key", "value", "header key", "header value")
+    _STREAMS: Final = (
+        *(f"{part} {name}" for name in _COLUMNS for part in ("lengths of", "bytes of")),
+        *("headers", "timestamps"),
+    )
+
+    def __init__(self) -> None:
+        self._hashes = {name: xxhash.xxh3_128() for name in self._STREAMS}
+
+    def update(self, stream: str, data: memoryview) -> None:
+        self._hashes[stream].update(data)
+
+    def add(self, name: str, column: pa.Array) -> None:
+        """Lengths, -1 for null, and bytes of a binary column."""
+        offsets, data = _parts(column)
+        lengths = np.diff(offsets)
+        if column.null_count:
+            lengths[pc.is_null(column).to_numpy(zero_copy_only=False)] = -1
+        self.update(f"lengths of {name}", lengths.data)
+        self.update(f"bytes of {name}", data)
+
+    def digest(self) -> str:
+        return xxhash.xxh3_128(b"".join(h.digest() for h in self._hashes.values())).hexdigest()
 
 
 def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:

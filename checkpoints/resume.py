@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from keyfold.checkpoints.admission import checked_app
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.opening import View
@@ -43,10 +44,10 @@ def resume(
             started from here, or behind which the app has gone on.
         CompactedAway: other apps have committed since, and the exact state of its last commit is gone.
         ChangelogLocked: another process writes the changelog.
-        ConfigError: the checkpoint is no local path.
+        ConfigError: no app id, or the checkpoint is no local path.
         Damaged: what was kept in the checkpoint cannot be read.
     """
-    root = Path(path)
+    root, app_id = Path(path), checked_app(app_id)
     identity = read_identity(files, root)
     pin = None if checkpoint is None else QueryPin(files, checkpoint_path(checkpoint), identity.uuid, app_id)
     if pin is not None:
@@ -79,7 +80,7 @@ def resume_if_lost(
     Raises:
         What `resume` raises.
     """
-    root = Path(path)
+    root, app_id = Path(path), checked_app(app_id)
     try:
         identity = read_identity(files, root)
     except NotAChangelog:

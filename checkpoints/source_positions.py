@@ -1,8 +1,12 @@
-"""Positions of a query's sources, as Spark keeps them, as the options that start the sources there."""
+"""Positions of a query's sources, as Spark keeps them: as the options that start the sources there, and
+compared with each other.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -13,6 +17,8 @@ from keyfold.statestore.errors import NotResumable
 Place: TypeAlias = tuple[str, int]
 
 _SHOWN_CHARACTERS: Final = 200
+_SHOWN_PARTS: Final = 3
+_NOTHING_YET: Final = "-"
 _APPEND: Final = 'read again from where you choose, with on_reset="append"'
 
 
@@ -22,7 +28,7 @@ def source_options(commit: Commit, source: int | None, root: Path) -> dict[str, 
     Raises:
         NotResumable: there are none for it, or several sources have some.
     """
-    found = [options_of(text) for text in commit.source if not _is_seed(text)]
+    found = [options_of(text) for text in without_seeds(commit.source)]
     if source is None:
         return _only(commit, found, root)
     options = found[source] if 0 <= source < len(found) else f"there are sources 0 to {len(found) - 1}"
@@ -64,7 +70,7 @@ def _described(options: dict[str, str] | str) -> str:
 
 def options_of(text: str) -> dict[str, str] | str:
     """The options for a source whose offset Spark wrote as `text`, or why there are none."""
-    if text.strip() == "-":
+    if text.strip() == _NOTHING_YET:
         return "it had given nothing yet: start it as at the first time"
     offset = _parsed(text)
     if offset is None:
@@ -92,10 +98,138 @@ def kafka_position(text: str) -> dict[Place, int] | None:
     }
 
 
-def _is_seed(text: str) -> bool:
-    """Whether this is the seed of an earlier resume: its state is in the commit's own."""
+def seed_of(text: str) -> tuple[str, int] | None:
+    """The uuid and the commit of a seed that has been given; None for another source's position, and for a
+    seed that is still to come.
+    """
+    offset = _parsed(text)
+    if isinstance(offset, dict) and type(offset.get("seed")) is int:
+        return str(offset.get("keyfold")), offset["seed"]
+    return None
+
+
+def without_seeds(positions: Sequence[str]) -> tuple[str, ...]:
+    """The positions of the sources that events come from; the state of a seed is in the commit's own."""
+    return tuple(text for text in positions if not is_seed(text))
+
+
+def is_seed(text: str) -> bool:
+    """Whether this is the position of a seed, given or not."""
     offset = _parsed(text)
     return isinstance(offset, dict) and "keyfold" in offset and "seed" in offset
+
+
+# -- compared ------------------------------------------------------------------------------------------------
+
+
+def same_positions(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether all sources are at the same place, however Spark or the source has written it."""
+    return len(one) == len(other) and all(_place(a) == _place(b) for a, b in zip(one, other, strict=True))
+
+
+def _place(text: str) -> Any:
+    """What of a position says where the source is. A keyfold source adds how it came there."""
+    offset = _parsed(text)
+    if offset is None:
+        return text
+    if isinstance(offset, dict) and "keyfold" in offset and "offsets" in offset:
+        return offset["keyfold"], offset["offsets"], offset.get("generations", {})
+    return offset
+
+
+def beginning_of(end: str, begin: str | None) -> str | None:
+    """Where a source begins a query's first batch, which ends at `end`, if Spark has asked it for `begin`.
+
+    Spark asks each time it runs the batch. A keyfold source goes by where it began the first time, which is
+    in the batch's end.
+    """
+    offset = _parsed(end)
+    if isinstance(offset, dict) and "keyfold" in offset and offset.get("begun"):
+        return json.dumps({**offset, "offsets": offset["begun"]})
+    return begin
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Where a source begins.
+
+    Attributes:
+        position: as Spark writes it; None where Spark does not know.
+        with_loss: the source has failOnDataLoss=false.
+    """
+
+    position: str | None
+    with_loss: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A source that does not begin where a commit ended.
+
+    Attributes:
+        what: would come of it: which records come again, or are left out.
+        is_known: whether both positions can be compared; else the source keeps none that it goes on from.
+    """
+
+    what: str
+    is_known: bool = True
+
+
+def difference(ended: str, begin: Begin) -> Difference | None:
+    """What is wrong where a source that had ended at `ended` begins at `begin`."""
+    position = begin.position
+    if ended.strip() == _NOTHING_YET or (position is not None and _place(ended) == _place(position)):
+        return None
+    options = options_of(ended)
+    if isinstance(options, str):
+        return Difference(
+            "it keeps no position to go on from, so that all that it reads from its beginning comes again "
+            f"({options})",
+            is_known=False,
+        )
+    if position is None or _parsed(position) is None:
+        return Difference("where it begins is not known, so that records may come again or be left out")
+    before = kafka_position(ended)
+    if before is None:
+        return _difference_of_changelog(_parsed(ended), _parsed(position))
+    now = kafka_position(position)
+    if now is None:
+        topics = ", ".join(sorted({topic for topic, _ in before}))
+        return Difference(f"it is another source than Kafka's topics {topics}")
+    parts = []
+    # A partition that the commit does not know is read from the first record that Kafka has of it.
+    for (topic, number), end in sorted(before.items()):
+        name = f"topic {topic}, partition {number}"
+        if (topic, number) in now:
+            parts += _apart(name, end, now[topic, number])
+        elif not begin.with_loss:
+            parts.append(f"{name} is not read any more")
+    return Difference(_shown(parts)) if parts else None
+
+
+def _difference_of_changelog(before: Any, now: Any) -> Difference:
+    uuid = before["keyfold"]
+    if (
+        not isinstance(now, dict)
+        or now.get("keyfold") != uuid
+        or set(now["offsets"]) != set(before["offsets"])
+    ):
+        return Difference(f"it is another source than the changelog {uuid}")
+    parts = []
+    for number, end in sorted(before["offsets"].items(), key=lambda entry: int(entry[0])):
+        parts += _apart(f"partition {number}", end, now["offsets"].get(number, 0))
+    return Difference(_shown(parts) or "its changelog was rolled back since, and holds other records")
+
+
+def _apart(name: str, end: int, begin: int) -> list[str]:
+    if begin < end:
+        return [f"offsets {begin} to {end - 1} of {name} come again"]
+    return [f"offsets {end} to {begin - 1} of {name} are left out"] if begin > end else []
+
+
+def _shown(parts: Sequence[str]) -> str:
+    more = len(parts) - _SHOWN_PARTS
+    return "; ".join([*parts[:_SHOWN_PARTS], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _parsed(text: str) -> Any:

@@ -40,6 +40,7 @@ class Commit:
         ends: every partition's end offset after it.
         until_ms: the earliest time of the commits that followed it and are no longer kept, -1 for none: from
             that time on it is not known to be the last one.
+        applied: False only where `Changelog.append` gives a commit that an earlier call has made.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Commit:
     digest: str
     ends: tuple[int, ...]
     until_ms: int = -1
+    applied: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from keyfold.checkpoints import records
+from keyfold.checkpoints.admission import COPIED_APP
 from keyfold.checkpoints.fold import gathered
 from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.opening import Creation, open_writer
@@ -31,7 +32,6 @@ _STEP_ROWS: Final = 1 << 20
 _STEP_BYTES: Final = 16 << 20
 
 #: The app that has committed what was copied, where the state has no app of its own.
-_APP: Final = "restore"
 
 
 def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa.RecordBatch]) -> LastValues:
@@ -108,7 +108,7 @@ def write_changelog(
     _check_free(files, target, "A changelog", NotAChangelog)
     # A folder of snapshots is of one changelog.
     settings = source.config.with_changes({"snapshot.dest": "", **config})
-    creation = Creation(partitions or source.partitions, source.columns, settings)
+    creation = Creation(partitions or source.partitions, source.columns, settings, source.app)
     unfinished = target.with_name(f".{target.name}.restoring")
     _remove_unfinished(files, unfinished)
     try:
@@ -145,11 +145,13 @@ def _remove_unfinished(files: Files, directory: Path) -> None:
 
 def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterable[Commit]) -> None:
     count, codec = writer.identity.partitions, writer.identity.config.codec
-    for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES)):
+    # Also of an empty state: it says that the apps had committed more than is here.
+    writer.commit({}, Batch(COPIED_APP, 0))
+    for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES), 1):
         rows = records.checked(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
-        writer.commit(records.partitioned(rows, count, codec, writer.pool), Batch(_APP, number))
+        writer.commit(records.partitioned(rows, count, codec, writer.pool), Batch(COPIED_APP, number))
     for app in sorted(apps, key=lambda c: c.number):
-        if app.app != _APP:
+        if app.app != COPIED_APP:
             writer.commit({}, Batch(app.app, app.batch, app.query, app.source, app.digest))
 
 

@@ -9,6 +9,7 @@
     foreach_batch    what the two sinks have in common
     delivery         which batches are taken: admission, continuity, what the commit says of them
     query            the query that calls, and the offsets that its checkpoint keeps
+    query_plan       how that query begins: where its sources do, and what its state does with
     staging          blocks written aside by tasks, and how they get into the log
     encoding         rows to key and value bytes, in the JVM
 

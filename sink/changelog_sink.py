@@ -24,7 +24,7 @@ from keyfold.checkpoints.identity import read_identity
 from keyfold.checkpoints.opening import check_creatable
 from keyfold.checkpoints.writer import Blocks, Writer
 from keyfold.sink import staging
-from keyfold.sink.delivery import CONTINUES, Delivery, batch_of, choice, consume
+from keyfold.sink.delivery import CONTINUES, Delivery, choice
 from keyfold.sink.encoding import RowEncoding, check_arguments, refusal
 from keyfold.sink.foreach_batch import ForeachBatch
 from keyfold.sink.staging import Stage, Staged
@@ -65,7 +65,8 @@ class ChangelogSink(ForeachBatch):
         keys: the key columns; None for a DataFrame in Kafka's shape (`key`, `value`, if wanted `timestamp`,
             `headers`).
         partitions: of a new changelog (default 1); an existing one must have as many.
-        app_id: names the job for the changelog's life; the name of the directory by default.
+        app_id: names the job for the changelog's life; by default the name that the directory had when the
+            changelog was created, which is kept in it.
         apply_as_deletes: a SQL condition; rows for which it is true delete their key.
         sequence_by: columns or SQL expressions that order the changes of one key within a batch; rows that
             are equal in them keep their order. Costs a shuffle.
@@ -73,7 +74,11 @@ class ChangelogSink(ForeachBatch):
         value_format: "raw" or "json"; raw by default for a single string or binary column.
         config: settings by Kafka's names, kept in the changelog.
         on_reset: when the app is known, and the query is new because its checkpoint was deleted: "refuse" it,
-            "append" all that it reads, or "restore": take it if it was started from `resume`.
+            "append" all that it reads, or "restore": take it if it goes on exactly where `resume` says. Each
+            source has to begin where the resumed commit ended, and what the query aggregates has to begin
+            with that commit's state.
+        accept_replay: with "restore", take sources too that keep no position to go on from, such as files and
+            rates: records that they give again are written again.
         placement: where blocks are made: by the "tasks", which must see the changelog's disk, or on the
             "driver", to which then every row travels. "auto": tasks, if Spark runs on this machine only.
         steal: take over from a writer in another process, which is fenced.
@@ -100,6 +105,7 @@ class ChangelogSink(ForeachBatch):
         value_format: Format | None = None,
         config: Mapping[str, object] | None = None,
         on_reset: OnReset = "refuse",
+        accept_replay: bool = False,
         placement: Placement = "auto",
         steal: bool = False,
         files: Files = LOCAL,
@@ -113,6 +119,7 @@ class ChangelogSink(ForeachBatch):
             config=config,
             app_id=app_id,
             on_reset=on_reset,
+            accept_replay=accept_replay,
             steal=steal,
             files=files,
         )
@@ -137,8 +144,8 @@ class ChangelogSink(ForeachBatch):
         if log.columns is not None and encoding.columns is not None:
             log.columns.accepts(encoding.columns)
         writer = log.host.writer
-        if not self._intake.admits(df, writer.state, delivery):
-            consume(df)
+        if not self._intake.admits(df.sparkSession, log, delivery):
+            self._pass_over(df, log, delivery)
             return
         log.host.wait_for_room()
         syncing = writer.pool.submit(delivery.sync)
@@ -193,11 +200,11 @@ class ChangelogSink(ForeachBatch):
         writer = log.host.writer
         with writer.exclusive:
             # Another sink of this process may have committed since the batch was admitted.
-            if not self._intake.admits(df, writer.state, delivery):
+            if not self._intake.admits(df.sparkSession, log, delivery):
                 return
             if log.columns is not None and columns is not None:
                 log.host.set_columns(log.columns.accepts(columns))
-            writer.commit(parts, batch_of(writer.state, delivery))
+            self._commit_to(log, delivery, parts)
 
     @contextlib.contextmanager
     def _working_directory(self, writer: Writer) -> Iterator[Path]:

@@ -9,13 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from keyfold.checkpoints.admission import OnReset
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.identity import check_partitions
-from keyfold.sink.delivery import Delivery, Intake, check_dataframe, connect_refused
+from keyfold.checkpoints.writer import Blocks
+from keyfold.sink.delivery import Delivery, Intake, batch_of, check_dataframe, connect_refused, consume
+from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
 from keyfold.statestore.typed import Columns
@@ -37,13 +39,14 @@ class ForeachBatch(ABC):
         config: Mapping[str, object] | None,
         app_id: str | None,
         on_reset: OnReset,
+        accept_replay: bool,
         steal: bool,
         files: Files,
     ) -> None:
         # Spark's JVM and its workers have working directories of their own.
         self.path = Path(path).absolute()
         self._files = files
-        self._intake = Intake(files, self.path, app_id, on_reset)
+        self._intake = Intake(files, self.path, app_id, on_reset, accept_replay=accept_replay)
         self._partitions = partitions
         LogConfig().with_changes(config or {})
         self._config = dict(config or {})
@@ -57,22 +60,71 @@ class ForeachBatch(ABC):
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Commit one batch, durable when this returns; for `foreachBatch`, or to be called by hand.
 
-        Called by hand, a batch is known by its id alone: one that is not higher than the last one adds
-        nothing.
+        One call takes all rows of a batch: a second one in the same run of the query is refused. A batch that
+        has nothing for the changelog is given too, or skipped with `skip`.
+
+        Called by hand, a batch is known by its id alone: one that was committed before adds nothing.
 
         Raises:
             BadRecord: a row that cannot be written, such as one without a key.
-            BatchConflict: the batch does not follow from what was committed.
+            BatchConflict: the batch does not follow from what was committed, or is given a second time.
             ConfigError, SchemaMismatch, StorageFailed, WriterFenced: see there.
             Whatever Spark raises while it computes the batch.
             In each case nothing of the batch counts, and the sink can go on.
         """
         check_dataframe(df)
-        delivery = self._intake.identify(df, batch_id)
+        delivery = self._intake.identify(df.sparkSession, batch_id)
         with self._lock:
-            if self._closed:
-                raise ConfigError("This sink was closed.", path=self.path, remedy="make a new one")
+            self._check_open()
             self._deliver(df, delivery)
+
+    def skip(self, batch_id: int, df: DataFrame | None = None) -> None:
+        """Commit that a batch has nothing for this changelog: its source offsets, and no rows.
+
+        For a function of foreachBatch that would else return without a call of the sink. Records that nobody
+        commits look like lost ones, so the next batch is refused unless the batch had no records at all.
+
+        Args:
+            batch_id: of the batch that is running. Or of an earlier one: then all batches from the last
+                commit up to that one are skipped, for a function that has left them out before.
+            df: the batch. A stateful query fails unless its batch is read to its end, which this does.
+
+        Raises:
+            What a call raises.
+        """
+        session = SparkSession.getActiveSession() if df is None else df.sparkSession
+        if session is None:
+            raise ConfigError(
+                "There is no Spark session whose batch could be skipped.", path=self.path,
+                expected="a call in the function of foreachBatch", found="no session", remedy="pass df too",
+            )  # fmt: skip
+        delivery = self._intake.identify(session, batch_id, skips=True)
+        with self._lock:
+            self._check_open()
+            if df is not None:
+                consume(df)
+            if self._log is None and not self._files.exists(self.path / names.IDENTITY):
+                return  # the first batch of a changelog may be any
+            log = self._opened(None)
+            with log.host.writer.exclusive:
+                if self._intake.admits(session, log, delivery):
+                    delivery.sync()
+                    self._commit_to(log, delivery, {})
+
+    def _commit_to(self, log: Changelog, delivery: Delivery, parts: Mapping[int, Blocks]) -> None:
+        """The commit of an admitted batch. The caller holds `writer.exclusive`."""
+        writer = log.host.writer
+        writer.commit(parts, batch_of(writer.state, self._intake.app(log.identity), delivery))
+        self._intake.delivered(log, delivery)
+
+    def _pass_over(self, df: DataFrame, log: Changelog, delivery: Delivery) -> None:
+        """A batch that was committed before: read it to its end, or a stateful query would fail."""
+        consume(df)
+        self._intake.delivered(log, delivery)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("This sink was closed.", path=self.path, remedy="make a new one")
 
     @abstractmethod
     def _deliver(self, df: DataFrame, delivery: Delivery) -> None:

@@ -29,12 +29,20 @@ _LOCAL: Final = re.compile(r"^file:(?://)?(/.*)$|^(/.*)$")
 
 @dataclass(frozen=True)
 class RunningQuery:
-    """The streaming query on whose thread a function is called. `checkpoint` is a path or URI."""
+    """The streaming query on whose thread a function is called.
+
+    Attributes:
+        run: changes with every start of the query; a batch that fails ends its run.
+        checkpoint: a path or URI.
+        execution: the JVM's object of it.
+    """
 
     id: str
+    run: str
     batch: int
     output_mode: str
     checkpoint: str
+    execution: Any
 
 
 def running_query(session: SparkSession) -> RunningQuery | None:
@@ -53,7 +61,8 @@ def running_query(session: SparkSession) -> RunningQuery | None:
             remedy="call the sink on the thread that foreachBatch gives",
         )
     mode = str(execution.outputMode().toString()).lower()
-    return RunningQuery(query, int(batch), mode, str(execution.resolvedCheckpointRoot()))
+    run, checkpoint = str(execution.runId().toString()), str(execution.resolvedCheckpointRoot())
+    return RunningQuery(query, run, int(batch), mode, checkpoint, execution)
 
 
 def is_active(session: SparkSession, query: str) -> bool:

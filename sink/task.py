@@ -17,7 +17,7 @@ from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.sink.arrow_batches import arrow_batches
-from keyfold.sink.delivery import Delivery, batch_of, consume
+from keyfold.sink.delivery import Delivery
 from keyfold.sink.foreach_batch import ForeachBatch
 from keyfold.sink.named_stores import NamedStores, Store
 from keyfold.sink.task_runner import Processes, Ran, Task, TaskRunner, is_task
@@ -67,10 +67,11 @@ class TaskSink(ForeachBatch):
         path: the changelog, created where there is none.
         process: the task. It must not keep the store.
         partitions: of a new changelog (default 1); an existing one must have as many.
-        app_id: names the job for the changelog's life; the name of the directory by default.
+        app_id: names the job for the changelog's life; by default the name that the directory had when the
+            changelog was created, which is kept in it.
         config: settings by Kafka's names, kept in the changelog.
-        on_reset: see `ChangelogSink`. This job's state is the changelog itself, so that "restore" only
-            continues the source where `resume` says.
+        on_reset, accept_replay: see `ChangelogSink`. This job's state is the changelog itself, so that
+            "restore" only continues the source where `resume` says.
         steal: take over from a writer in another process, which is fenced.
         files: for tests.
 
@@ -88,6 +89,7 @@ class TaskSink(ForeachBatch):
         app_id: str | None = None,
         config: Mapping[str, object] | None = None,
         on_reset: OnReset = "refuse",
+        accept_replay: bool = False,
         steal: bool = False,
         files: Files = LOCAL,
     ) -> None:
@@ -99,6 +101,7 @@ class TaskSink(ForeachBatch):
             config=config,
             app_id=app_id,
             on_reset=on_reset,
+            accept_replay=accept_replay,
             steal=steal,
             files=files,
         )
@@ -108,8 +111,8 @@ class TaskSink(ForeachBatch):
         log = self._opened(None)
         host, writer = log.host, log.host.writer
         with host.transactions:
-            if not self._intake.admits(df, writer.state, delivery):
-                consume(df)
+            if not self._intake.admits(df.sparkSession, log, delivery):
+                self._pass_over(df, log, delivery)
                 return
             host.wait_for_room()
             syncing = writer.pool.submit(delivery.sync)
@@ -118,8 +121,8 @@ class TaskSink(ForeachBatch):
             parts = records.partitioned(batches, log.partitions, log.config.codec, writer.pool)
             syncing.result()
             with writer.exclusive:
-                if self._intake.admits(df, writer.state, delivery):
-                    writer.commit(parts, batch_of(writer.state, delivery))
+                if self._intake.admits(df.sparkSession, log, delivery):
+                    self._commit_to(log, delivery, parts)
                     ran.committed()
 
     def _run(self, host: Host, df: DataFrame) -> Ran:

@@ -26,6 +26,7 @@ from pyspark.sql.types import DataType, DecimalType, DoubleType, LongType, Struc
 
 from keyfold.checkpoints.resume import Resumed
 from keyfold.sink.delivery import CONTINUES, check_dataframe
+from keyfold.sink.query_plan import elements, kind_of, stateful
 from keyfold.statestore import sparktypes
 from keyfold.statestore.errors import ConfigError, SchemaMismatch
 from keyfold.streaming.seed import seed
@@ -40,12 +41,6 @@ _AVERAGE_DIGITS_MAX: Final = 24
 _MISSING: Final = "no such column"
 #: Whether a row of the stream has changed the group; beside the parts where the query is resumed.
 _CHANGED: Final = "keyfold_changed"
-#: Operators of Spark that keep state in a stream, by the names of their classes.
-_STATEFUL: Final = (
-    *("Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "GlobalLimit"),
-    *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"),
-    *("TransformWithState", "TransformWithStateInPySpark"),
-)
 _WATERMARK: Final = "spark.watermarkDelayMs"
 
 
@@ -182,7 +177,7 @@ def _analysed(live: DataFrame, keys: Sequence[str], aggregates: Sequence[Column]
     plan = frame._jdf.queryExecution().analyzed()
     if plan.getClass().getSimpleName() != "Aggregate":
         raise _refused("; ".join(frame.columns[len(keys) :]), "its plan is more than one aggregation")
-    listed = _listed(plan.aggregateExpressions())
+    listed = elements(plan.aggregateExpressions())
     context: Any = live.sparkSession.sparkContext._jvm
     ansi = str(live.sparkSession.conf.get("spark.sql.ansi.enabled")).lower() == "true"
     for expression in listed[len(listed) - len(aggregates) :]:
@@ -196,8 +191,8 @@ def _one(expression: Any, jvm: Any, *, ansi: bool) -> _Aggregate:
             "An aggregate has no name of its own.", position=f"column {name!r}", expected='.alias("…")',
             found="the name that Spark made", remedy="give it an alias: it becomes a column of the changelog",
         )  # fmt: skip
-    held = expression.child() if _kind(expression) == "Alias" else expression
-    if _kind(held) != "AggregateExpression":
+    held = expression.child() if kind_of(expression) == "Alias" else expression
+    if kind_of(held) != "AggregateExpression":
         raise _refused(
             name, "it is computed from aggregates",
             "aggregate what it is computed from, and compute it behind aggregate(…)",
@@ -207,8 +202,8 @@ def _one(expression: Any, jvm: Any, *, ansi: bool) -> _Aggregate:
     function = held.aggregateFunction()
     # `try_sum` is a `Sum` as well: what is null after an overflow looks like a group without values.
     kind = str(function.prettyName())
-    children = [_as_column(jvm, child) for child in _listed(function.children())]
-    types = [_type(child) for child in _listed(function.children())]
+    children = [_as_column(jvm, child) for child in elements(function.children())]
+    types = [_type(child) for child in elements(function.children())]
     chosen = None if held.filter().isEmpty() else _as_column(jvm, held.filter().get())
     if kind == "count":
         part = _count(name, children, chosen)
@@ -263,14 +258,6 @@ def _where(chosen: Column | None, value: Column) -> Column:
     return value if chosen is None else F.when(chosen, value)
 
 
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _listed(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.size())]
-
-
 def _as_column(jvm: Any, expression: Any) -> Column:
     return Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
 
@@ -312,19 +299,12 @@ def _check_keys(live: DataFrame, keys: Sequence[str]) -> None:
 
 def _check_stateless(live: DataFrame) -> None:
     """What other operators remember is in Spark's state only, and lost with the checkpoint."""
-    nodes: Any = [live._jdf.queryExecution().analyzed()]
-    while nodes:
-        node = nodes.pop()
-        if not node.isStreaming():
-            continue
-        below = _listed(node.children())
-        if _kind(node) in _STATEFUL or (_kind(node) == "Join" and all(n.isStreaming() for n in below)):
-            raise ConfigError(
-                "The stream remembers more than the aggregates, which a resumed query would not know.",
-                expected="no stateful operator in front of aggregate(…)", found=_kind(node),
-                remedy="write what comes out of it to a changelog of its own, and aggregate that",
-            )  # fmt: skip
-        nodes += below
+    for node in stateful(live._jdf.queryExecution().analyzed()):
+        raise ConfigError(
+            "The stream remembers more than the aggregates, which a resumed query would not know.",
+            expected="no stateful operator in front of aggregate(…)", found=kind_of(node),
+            remedy="write what comes out of it to a changelog of its own, and aggregate that",
+        )  # fmt: skip
 
 
 def _check_names(names: Sequence[str]) -> None:

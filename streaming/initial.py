@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.group import GroupedData
 
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.resume import Resumed
+from keyfold.sink.query_plan import STATE_OF
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.sparktypes import quoted
@@ -57,7 +60,14 @@ def initial_state(
             "The state cannot be grouped so.", path=resumed.path, expected=", ".join(frame.columns),
             found=", ".join(unknown) or "no keys", remedy="name columns of the state",
         )  # fmt: skip
-    return frame.groupBy(*map(quoted, wanted))
+    # A sink asks the query's plan whether its state begins with that of the resumed commit.
+    state = {STATE_OF: {"changelog": resumed.uuid, "commit": resumed.commit.number}}
+    marked = [F.col(quoted(n)).alias(n, metadata={**_metadata(frame, n), **state}) for n in wanted]
+    return frame.withColumns(dict(zip(wanted, marked, strict=True))).groupBy(*map(quoted, wanted))
+
+
+def _metadata(frame: DataFrame, name: str) -> dict[str, Any]:
+    return next(field.metadata or {} for field in frame.schema.fields if field.name == name)
 
 
 def _nothing(spark: SparkSession, resumed: Resumed) -> DataFrame:

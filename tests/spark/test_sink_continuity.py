@@ -19,6 +19,7 @@ from pyspark.errors import StreamingQueryException
 
 from keyfold.checkpoints import resume
 from keyfold.checkpoints.admission import StreamBatch
+from keyfold.checkpoints.resumption import QueryStart
 from keyfold.checkpoints.state import Anchor, Commit, empty
 from keyfold.sink import ChangelogSink, TaskSink
 from keyfold.sink.delivery import Delivery, batch_of
@@ -113,7 +114,8 @@ def test_on_reset_append_takes_all_that_a_new_query_reads(spark: SparkSession, t
 
 def test_on_reset_restore_takes_a_new_query_only_after_resume(spark: SparkSession, tmp_path: Path) -> None:
     source = words(spark, tmp_path, 2)
-    with ChangelogSink(tmp_path / "log", keys="word", on_reset="restore") as sink:
+    replayed: dict[str, Any] = {"on_reset": "restore", "accept_replay": True}
+    with ChangelogSink(tmp_path / "log", keys="word", **replayed) as sink:
         run(source.stream(), sink, tmp_path / "checkpoint")
         with pytest.raises(StreamingQueryException, match="nobody has resumed it"):
             run(source.stream(), sink, tmp_path / "new")
@@ -129,7 +131,8 @@ def test_the_pin_of_resume_goes_with_the_second_batch_of_the_new_query(
 ) -> None:
     """A crash behind the first batch must find the state that was resumed."""
     source = words(spark, tmp_path, 2)
-    with ChangelogSink(tmp_path / "log", keys="word", on_reset="restore") as sink:
+    replayed: dict[str, Any] = {"on_reset": "restore", "accept_replay": True}
+    with ChangelogSink(tmp_path / "log", keys="word", **replayed) as sink:
         run(source.stream(), sink, tmp_path / "checkpoint")
         resume(tmp_path / "log", app_id="log").close()
         new = words(spark, tmp_path / "next", 1)
@@ -149,10 +152,10 @@ def test_a_pin_stays_for_one_commit_behind_the_pinned_one_whoever_makes_it() -> 
     first = Commit(2, 0, "log", "q", 1, ("s1",), "", (2,))
     pins = {"pin": Anchor("pin", 2, (2,), "log"), "mine": Anchor("mine", 1, (1,), "")}
     pinned = replace(empty(1, 1), commits=(first,), apps={"log": first}, anchors=pins, next_commit=3)
-    next_one = StreamBatch("log", "q", 2, ("s2",), ("s1",))
-    assert batch_of(pinned, Delivery("log", 2, next_one, lambda: None)).unanchor == ()
+    next_one = StreamBatch("q", 2, ("s2",), ("s1",), lambda: QueryStart(()))
+    assert batch_of(pinned, "log", Delivery(2, next_one, lambda: None)).unanchor == ()
     later = replace(pinned, apps={"log": replace(first, number=3, batch=2)}, next_commit=4)
-    assert batch_of(later, Delivery("log", 3, next_one, lambda: None)).unanchor == ("pin",)
+    assert batch_of(later, "log", Delivery(3, next_one, lambda: None)).unanchor == ("pin",)
 
 
 def test_an_anchor_of_the_user_stays(spark: SparkSession, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def deliver(
     """Commit one micro-batch; None where it was committed before."""
     host = log.host
     with host.transactions:
-        if not admission.admits_append(log.state, APP, batch_id, ""):
+        if admission.appended(log.state, APP, batch_id, "") is not None:
             return None
         ran = runner.run(host, batches)
         commit = log.append(ran.changes, app_id=APP, batch_id=batch_id)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.admission import StreamBatch, admits_stream
+from keyfold.checkpoints.admission import Reset, StreamBatch, admits_stream
 from keyfold.checkpoints.resume import resume
+from keyfold.checkpoints.resumption import QueryStart
+from keyfold.checkpoints.source_positions import Begin
 from keyfold.checkpoints.verify import verify
 from keyfold.checkpoints.writer import Batch
 from keyfold.statestore.errors import BatchConflict, CompactedAway, ConfigError, StorageFailed
@@ -146,11 +149,12 @@ def test_every_app_is_back_at_its_own_last_batch(log: Changelog) -> None:
 
 def stream(log: Changelog, batch: int) -> StreamBatch:
     before = (f'{{"t":{{"0":{batch}}}}}',) if batch else ()
-    return StreamBatch("job", "q1", batch, (f'{{"t":{{"0":{batch + 1}}}}}',), before)
+    start = partial(QueryStart, tuple(map(Begin, before)))
+    return StreamBatch("q1", batch, (f'{{"t":{{"0":{batch + 1}}}}}',), before, start)
 
 
 def deliver(log: Changelog, b: StreamBatch) -> None:
-    log.host.writer.commit({}, Batch(b.app, b.batch, query=b.query, source=b.source))
+    log.host.writer.commit({}, Batch("job", b.batch, query=b.query, source=b.source))
 
 
 def test_the_query_whose_batches_were_taken_back_is_refused_until_it_resumes(log: Changelog) -> None:
@@ -158,7 +162,7 @@ def test_the_query_whose_batches_were_taken_back_is_refused_until_it_resumes(log
         deliver(log, stream(log, batch))
     log.rollback(("job", 1))
     with pytest.raises(BatchConflict, match="does not begin where the last commit ended"):
-        admits_stream(log.state, stream(log, 4), "refuse")
+        admits_stream(log.state, log.identity.uuid, "job", stream(log, 4), Reset("refuse"))
     with resume(log.path, app_id="job") as again:
         assert again.commit.batch == 1
         assert again.options()["startingOffsets"] == '{"t":{"0":2}}'
