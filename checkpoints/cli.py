@@ -1,72 +1,60 @@
-"""The `keyfold` command: look into a changelog, check it, fold it, copy its state out.
+"""What the `keyfold` script calls. Ctrl-C ends it quietly from the first moment on.
 
-One module per group of verbs (`cli_inspect`, `cli_records`, `cli_change`, `cli_restore`), this one puts them
-together and turns errors into messages and exit codes: 0 done, 1 damage, absence or a failure, 2 a wrong
-argument, 130 Ctrl-C.
+So next to nothing is imported here; the command itself is `cli_group`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
+import os
+import signal
 import sys
-from typing import Any
+import threading
+from collections.abc import Iterator
+from types import FrameType
 
-import click
-import pyarrow as pa
-
-from keyfold.checkpoints import cli_change, cli_inspect, cli_records, cli_restore
-from keyfold.statestore.errors import BadRecord, ConfigError, KeyfoldError, NotAChangelog
-
-_WRONG_ARGUMENT = (ConfigError, NotAChangelog, BadRecord)
-
-
-class _Keyfold(click.Group):
-    """Says what went wrong in the words of the error, never in those of a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyfoldError as e:
-            _fail(ctx, str(e), 2 if isinstance(e, _WRONG_ARGUMENT) else 1)
-        except OSError as e:
-            if e.errno == errno.EPIPE:
-                raise  # click ends quietly
-            _fail(ctx, f"{e.strerror or e}" + (f"\n  path: {e.filename}" if e.filename else ""), 1)
-        except (pa.ArrowException, MemoryError) as e:
-            _fail(ctx, f"{type(e).__name__}: {e}", 1)
-        except KeyboardInterrupt:
-            ctx.exit(130)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are of use, not in that of the alphabet."""
-        return list(self.commands)
-
-
-def _fail(context: click.Context, message: str, code: int) -> None:
-    click.echo(click.style("error:", fg="red", bold=True) + f" {message}", err=True)
-    context.exit(code)
-
-
-@click.group(cls=_Keyfold, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="keyfold", message="keyfold %(version)s")
-def cli() -> None:
-    """Look into a changelog, check it, fold it, copy its state out.
-
-    PATH is the changelog's directory. Everything but compact, config --set and anchor --add or --drop only
-    reads, also beside a living writer, and changes nothing.
-    """
-
-
-for _verb in (*cli_inspect.VERBS, *cli_records.VERBS, *cli_change.VERBS, *cli_restore.VERBS):
-    cli.add_command(_verb)
+_INTERRUPTED = 130
 
 
 def main() -> None:
-    """What the `keyfold` script calls."""
+    """Run the command, and end the process with its exit code, see `cli_exits`."""
+    with importing():
+        from keyfold.checkpoints.cli_group import cli
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):
-                stream.reconfigure(errors="backslashreplace")
-    cli(prog_name="keyfold")
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        cli(prog_name="keyfold")
+    except SystemExit as e:
+        _leave(e.code if isinstance(e.code, int) else 0)
+    except KeyboardInterrupt:
+        _leave(_INTERRUPTED)
+
+
+def _leave(code: int) -> None:
+    """Exit. What standard output did not take was told already; Python would tell it once more."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        os._exit(code)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Ctrl-C ends the process at once: an exception could be taken for that of a broken import."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # whoever started it has it ignored, or takes care of it
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(_INTERRUPTED)

@@ -13,12 +13,13 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_at import at_from
-from keyfold.checkpoints.cli_output import Place, settings_from, table, time_of, verb
+from keyfold.checkpoints.cli_output import Place, out, settings_from, time_of, verb
+from keyfold.checkpoints.cli_tables import sentence, table
 from keyfold.checkpoints.config import UNLIMITED, LogConfig
 from keyfold.checkpoints.identity import read_identity
 from keyfold.checkpoints.requests import Request
 from keyfold.checkpoints.state import Anchor, State
-from keyfold.statestore.errors import ChangelogLocked
+from keyfold.statestore.errors import ChangelogLocked, KeyfoldError
 
 #: While it waits for another process, `compact` looks this often whether that one has ended.
 _RETRY_SECONDS: Final = 2.0
@@ -85,10 +86,11 @@ def _compact(place: Place) -> list[dict[str, Any]]:
             if not asked:
                 stack.enter_context(request)
                 asked = True
-                click.echo("another process is writing: it is asked to compact", err=True)
+                if not place.as_json:
+                    click.echo("another process is writing: it is asked to compact", err=True)
             answer = request.answer(_RETRY_SECONDS)
             if answer is not None and "error" in answer:
-                raise click.ClickException(f"The writing process answers: {answer['error']}")
+                raise KeyfoldError(f"The writing process answers: {answer['error']}")
             if answer is not None:
                 passes: list[dict[str, Any]] = answer["passes"]
                 return passes
@@ -125,13 +127,14 @@ def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None
             )
             for p in passes
         ]
-        table(headings, rows)
+        out(table(headings, rows))
     else:
-        click.echo("there was nothing to fold")
-    click.echo(
+        out("there was nothing to fold")
+    done = (
         "before: {records_before} records, {bytes_before} bytes; "
-        "after: {records_after} records, {bytes_after} bytes; {seconds:.1f} s".format(**document)
+        "after: {records_after} records, {bytes_after} bytes; {seconds:.1f} s"
     )
+    out(sentence(done.format(**document)))
 
 
 # -- anchor --------------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def anchor(place: Place, add: str | None, at: str | None, drop: str | None) -> N
             anchors = [_anchor(a, log.state) for a in log.anchors().values()]
         headings = ("name", "commit", "time", "pinned for")
         rows = [(a["name"], a["commit"], _time(a["time_ms"]), a["app"]) for a in anchors]
-        place.show(lambda: {"path": str(place.path), "anchors": anchors}, lambda: table(headings, rows))
+        place.show(lambda: {"path": str(place.path), "anchors": anchors}, lambda: out(table(headings, rows)))
         return
     with _writer(place, "use Changelog.anchor in that process, or end it and try again") as log:
         if add is not None:
@@ -173,7 +176,7 @@ def anchor(place: Place, add: str | None, at: str | None, drop: str | None) -> N
         shown = _anchor(found, log.state)
     place.show(
         lambda: {"path": str(place.path), done: shown},
-        lambda: click.echo(f"{done} {found.name}: commit {found.commit}"),
+        lambda: out(f"{done} {found.name}: commit {found.commit}"),
     )
 
 
@@ -221,7 +224,7 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
     if clone_to is not None:
         with Changelog.clone(place.given, clone_to, files=place.files) as log:
             document: dict[str, Any] = {"path": str(clone_to), "uuid": log.identity.uuid}
-        place.show(lambda: document, lambda: click.echo("cloned to {path}".format(**document)))
+        place.show(lambda: document, lambda: out("cloned to {path}".format(**document)))
         return
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         done = log.snapshot(to or "", None if at is None else at_from(at, log.state))
@@ -231,9 +234,10 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
     }  # fmt: skip
     place.show(
         lambda: document,
-        lambda: click.echo(
-            "commit {commit} to {to}: {files} files, {bytes} bytes, {bytes_written} of them written".format(
-                **document
+        lambda: out(
+            sentence(
+                f"commit {done.commit} to {to}: {len(done.files)} files, {done.bytes} bytes, "
+                f"{done.bytes_written} of them written"
             )
         ),
     )
@@ -277,12 +281,9 @@ def config(place: Place, changes: tuple[str, ...]) -> None:
     ]
     place.show(
         lambda: {"path": str(place.path), "settings": document},
-        lambda: table(("setting", "value", "default", ""), rows),
+        lambda: out(table(("setting", "value", "default", ""), rows)),
     )
 
 
 def _limit(value: object) -> str:
     return "no limit" if value == UNLIMITED else str(value)
-
-
-VERBS = (compact, anchor, snapshot, config)

@@ -12,7 +12,9 @@ from typing import Any
 import click
 
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.cli_output import Place, facts, printable, progress, table, time_of, verb
+from keyfold.checkpoints.cli_exits import DAMAGED
+from keyfold.checkpoints.cli_output import Place, out, progress, time_of, verb
+from keyfold.checkpoints.cli_tables import facts, printable, sentence, table
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.verify import Verification
@@ -170,42 +172,44 @@ def _store_bytes(place: Place) -> int:
 
 def _show_stats(found: dict[str, Any], state: State, holder: Holder | None) -> None:
     schema = found["schema"]
-    facts(
-        [
-            ("changelog", found["path"]),
-            ("uuid", found["uuid"]),
-            (
-                "columns",
-                "raw bytes" if schema is None else ", ".join(f["name"] for f in schema["columns"]["fields"]),
-            ),
-            ("keys", None if schema is None else ", ".join(schema["keys"])),
-            ("partitions", len(state.partitions)),
-            ("epoch", state.epoch),
-            ("writer", "none" if holder is None else str(holder)),
-            ("commits", found["commits"]),
-            ("restorable", _shown_restorable(found)),
-            ("last values", f"{found['totals']['store_bytes']} bytes in RocksDB"),
-            ("snapshots", _shown_snapshots(found["snapshots"])),
-        ]
+    out(
+        facts(
+            [
+                ("changelog", found["path"]),
+                ("uuid", found["uuid"]),
+                (
+                    "columns",
+                    "raw bytes"
+                    if schema is None
+                    else ", ".join(f["name"] for f in schema["columns"]["fields"]),
+                ),
+                ("keys", None if schema is None else ", ".join(schema["keys"])),
+                ("partitions", len(state.partitions)),
+                ("epoch", state.epoch),
+                ("writer", "none" if holder is None else str(holder)),
+                ("commits", found["commits"]),
+                ("restorable", _shown_restorable(found)),
+                ("last values", f"{found['totals']['store_bytes']} bytes in RocksDB"),
+                ("snapshots", _shown_snapshots(found["snapshots"])),
+            ]
+        )
     )
     if state.apps:
         rows = [
             (c.app, c.batch, c.number, time_of(c.time_ms), " ".join(c.source) or None)
             for c in state.apps.values()
         ]
-        table(("app", "last batch", "commit", "time", "source position"), rows, "Apps")
+        out(table(("app", "last batch", "commit", "time", "source position"), rows, "Apps"))
     offsets = ("partition", "start_offset", "end_offset", "clean_end_offset", "dirty_ratio")
     amounts = ("records", "tombstones", "bytes", "segments")
     lines = [[p[name] for name in (*offsets, *amounts)] for p in found["partitions"]]
     lines.append([None] * len(offsets) + [found["totals"][name] for name in amounts])
     headings = ("partition", "start", "end", "clean to", "dirty", *amounts)
-    table(headings, lines, "Partitions (the last line: together)")
+    out(table(headings, lines, "Partitions (the last line: together)"))
     for p in found["partitions"]:
         if p["uncleanable"]:
-            click.echo(
-                f"partition {p['partition']} is not cleaned any more until `keyfold compact` succeeds: "
-                f"{p['uncleanable']}"
-            )
+            until = f"partition {p['partition']} is not cleaned any more until `keyfold compact` succeeds"
+            out(sentence(printable(f"{until}: {p['uncleanable']}")))
 
 
 def _shown_snapshots(found: list[dict[str, Any]] | str) -> str | None:
@@ -262,7 +266,7 @@ def ls(place: Place) -> None:
     shown = ("partition", "name", "base_offset", "next_offset", "bytes", "records", "tombstones")
     headings = ("partition", "name", "base", "next", "bytes", "records", "tombstones", "state")
     rows = [[*(f[name] for name in shown), "sealed" if f["sealed"] else "active"] for f in found]
-    place.show(lambda: {"path": str(place.path), "files": found}, lambda: table(headings, rows))
+    place.show(lambda: {"path": str(place.path), "files": found}, lambda: out(table(headings, rows)))
 
 
 # -- verify --------------------------------------------------------------------------------------------------
@@ -276,14 +280,14 @@ def verify(place: Place) -> None:
     """Check every checksum of everything that counts.
 
     Identity, manifest, indexes and segments, and whether they agree. Goes on after a damage and lists all of
-    them, each with file, position, and what was expected and found; then the exit code is 1. Files that the
+    them, each with file, position, and what was expected and found; then the exit code is 4. Files that the
     manifest does not name are listed too; they are no damage.
     """
     with progress("verifying") as advance:
         found = check(place.path, files=place.files, progress=advance)
     place.show(lambda: _verification(found), lambda: _show_verification(found))
     if not found.sound:
-        click.get_current_context().exit(1)
+        click.get_current_context().exit(DAMAGED.code)
 
 
 def _verification(found: Verification) -> dict[str, Any]:
@@ -299,27 +303,26 @@ def _verification(found: Verification) -> dict[str, Any]:
 
 
 def _show_verification(found: Verification) -> None:
+    red = click.style("damaged:", fg="red", bold=True)
     for damage in found.damages:
-        click.echo(
-            click.style("damaged: ", fg="red", bold=True) + printable(f"{damage.path}, {damage.position}")
-        )
-        click.echo(f"  {damage.what}")
-        click.echo(f"  expected: {printable(damage.expected)}")
-        click.echo(f"  found:    {printable(damage.found)}")
+        where = printable(f"{damage.path}, {damage.position}")
+        out(sentence(f"damaged: {where}").replace("damaged:", red, 1))
+        out(sentence(f"  {damage.what}"))
+        out(sentence(f"  expected: {printable(damage.expected)}"))
+        out(sentence(f"  found:    {printable(damage.found)}"))
     for unnamed in found.unnamed:
-        click.echo(f"not named: {printable(str(unnamed.path))} ({unnamed.what})")
+        out(sentence(f"not named: {printable(str(unnamed.path))} ({unnamed.what})"))
     for note in found.notes:
-        click.echo(f"note: {note}")
+        out(sentence(f"note: {note}"))
     checked = found.checked
-    click.echo(
-        f"checked {checked.files} files, {checked.bytes} bytes, {checked.blocks} blocks, "
-        f"{checked.records} records, up to manifest line {found.line}"
+    out(
+        sentence(
+            f"checked {checked.files} files, {checked.bytes} bytes, {checked.blocks} blocks, "
+            f"{checked.records} records, up to manifest line {found.line}"
+        )
     )
     if found.sound:
-        click.echo(click.style("sound", fg="green"))
+        out(click.style("sound", fg="green"))
     else:
         word = "place" if len(found.damages) == 1 else "places"
-        click.echo(click.style(f"damaged in {len(found.damages)} {word}", fg="red"))
-
-
-VERBS = (stats, ls, verify)
+        out(click.style(f"damaged in {len(found.damages)} {word}", fg="red"))

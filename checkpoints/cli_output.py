@@ -10,19 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
+from keyfold.checkpoints.cli_exits import output_failed
+from keyfold.checkpoints.cli_tables import printable
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
-
-Cell: TypeAlias = "str | int | float | bool | None"
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -39,7 +34,7 @@ class Place:
     def show(self, document: Callable[[], Any], text: Callable[[], None]) -> None:
         """One JSON document, or what `text` prints."""
         if self.as_json:
-            click.echo(json.dumps(document(), indent=2))
+            out(json.dumps(document(), indent=2))
         else:
             text()
 
@@ -50,6 +45,7 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
     Its docstring is the help, with these example commands behind it.
     """
     epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
+    epilog += "\n\nExit codes: see keyfold --help."
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @click.command(name=function.__name__, help=function.__doc__, epilog=epilog)
@@ -71,67 +67,7 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
     return decorate
 
 
-# -- tables --------------------------------------------------------------------------------------------------
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], title: str = "") -> None:
-    """Rows in a table on a terminal, elsewhere in columns two spaces apart; numbers stand to the right."""
-    right = [_is_numeric([row[i] for row in rows]) for i in range(len(headings))]
-    console = Console()
-    cells = [[_cell(cell, grouped=console.is_terminal) for cell in row] for row in rows]
-    if not console.is_terminal:
-        if title:
-            click.echo(f"\n{title}")
-        _plain([list(headings), *cells], right)
-        return
-    drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading, to_right in zip(headings, right, strict=True):
-        drawn.add_column(heading, justify="right" if to_right else "left", overflow="fold")
-    for row in cells:
-        drawn.add_row(*(Text(cell) for cell in row))
-    console.print(drawn)
-
-
-def _is_numeric(cells: Sequence[Cell]) -> bool:
-    found = [cell for cell in cells if cell is not None]
-    return bool(found) and all(isinstance(cell, int | float) for cell in found)
-
-
-def facts(pairs: Sequence[tuple[str, Cell]]) -> None:
-    """One `name: value` per line."""
-    width = max(len(name) for name, _ in pairs) + 2
-    grouped = Console().is_terminal
-    for name, value in pairs:
-        click.echo(f"{name + ':':{width}}{_cell(value, grouped=grouped)}")
-
-
-def _plain(rows: list[list[str]], right: Sequence[bool]) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(right))]
-    for row in rows:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        click.echo("  ".join(padded).rstrip())
-
-
-def _cell(value: Cell, *, grouped: bool) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}" if grouped else str(value)
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    return printable(value)
-
-
 # -- bytes, text and times -----------------------------------------------------------------------------------
-
-
-def printable(text: str) -> str:
-    """The text with what could move a terminal's cursor written as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def text_of(data: bytes) -> str:
@@ -186,19 +122,36 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-# -- long work -----------------------------------------------------------------------------------------------
+# -- output and long work ------------------------------------------------------------------------------------
+
+
+def out(text: str = "") -> None:
+    """Print a text and a line's end.
+
+    Raises:
+        OutputFailed: standard output cannot be written.
+        BrokenPipeError: whoever read it has left.
+    """
+    if sys.stdout is None:
+        raise output_failed("it is closed")
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        raise output_failed(e.strerror or str(e)) from e
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, if it is a terminal; gives a function of bytes done and bytes in all."""
-    console = Console(stderr=True)
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def on_terminal() -> bool:
-    """Whether standard output goes to a person."""
-    return sys.stdout.isatty()

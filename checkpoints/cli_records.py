@@ -15,7 +15,8 @@ import click
 import pyarrow as pa
 
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.cli_output import Place, json_of, text_of, time_from, time_of, verb
+from keyfold.checkpoints.cli_exits import NO_VALUE
+from keyfold.checkpoints.cli_output import Place, json_of, out, text_of, time_from, time_of, verb
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.reading import partition_state
 from keyfold.statestore import names
@@ -24,7 +25,7 @@ from keyfold.statestore.typed import Columns
 
 _FOLLOW_SECONDS: Final = 0.5
 #: So many lines are printed at once, so that a long dump is not one system call per record.
-_LINES_AT_ONCE: Final = 1000
+LINES_AT_ONCE: Final = 1000
 
 # -- one record ----------------------------------------------------------------------------------------------
 
@@ -42,16 +43,16 @@ class _Records:
         if self.left is not None:
             batch = batch.slice(0, self.left)
             self.left -= batch.num_rows
-        for start in range(0, batch.num_rows, _LINES_AT_ONCE):
-            piece = batch.slice(start, _LINES_AT_ONCE)
-            click.echo("\n".join(self._lines(partition, piece)))
+        for start in range(0, batch.num_rows, LINES_AT_ONCE):
+            piece = batch.slice(start, LINES_AT_ONCE)
+            out("\n".join(self._lines(partition, piece)))
 
     def _lines(self, partition: int, batch: pa.RecordBatch) -> Iterator[str]:
         offsets = batch.column("offset").to_pylist()
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        contents = _contents(batch, self._columns)
+        found = contents(batch, self._columns)
         headers = batch.column("headers").to_pylist()
-        for offset, ms, content, head in zip(offsets, times, contents, headers, strict=True):
+        for offset, ms, content, head in zip(offsets, times, found, headers, strict=True):
             if self._as_json:
                 document = {"partition": partition, "offset": offset, "timestamp_ms": ms, **content}
                 if head is not None:
@@ -68,7 +69,7 @@ class _Records:
                 yield "\t".join([str(partition), str(offset), time_of(ms), *shown])
 
 
-def _contents(batch: pa.RecordBatch, columns: Columns | None) -> list[dict[str, Any]]:
+def contents(batch: pa.RecordBatch, columns: Columns | None) -> list[dict[str, Any]]:
     """`key` and `value` of each record: text or base64, or for typed columns an object of them."""
     keys, values = batch.column("key"), batch.column("value")
     if columns is not None:
@@ -118,7 +119,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _shown(content: dict[str, Any], name: str) -> str:
-    """A key or value of `_contents` for the eye."""
+    """A key or value of `contents` for the eye."""
     encoded = content.get(f"{name}_base64")
     if encoded is not None:
         return text_of(base64.b64decode(encoded))
@@ -197,15 +198,15 @@ def get(place: Place, key: tuple[str, ...], hexadecimal: bool) -> None:
         data = _key(log.columns, key, hexadecimal)
         value = log.get(data)
         one = [pa.array([data], pa.binary()), pa.array([value], pa.binary()), pa.nulls(1)]
-        content = _contents(pa.record_batch(one, names=["key", "value", "headers"]), log.columns)[0]
+        content = contents(pa.record_batch(one, names=["key", "value", "headers"]), log.columns)[0]
     if place.as_json:
-        click.echo(json.dumps({"partition": log.partition(data), **content}))
+        out(json.dumps({"partition": log.partition(data), **content}))
     elif value is None:
         click.echo("there is no value for this key", err=True)
     else:
-        click.echo(_shown(content, "value"))
+        out(_shown(content, "value"))
     if value is None:
-        click.get_current_context().exit(1)
+        click.get_current_context().exit(NO_VALUE.code)
 
 
 def _key(columns: Columns | None, texts: tuple[str, ...], hexadecimal: bool) -> bytes:
@@ -273,7 +274,8 @@ def tail(place: Place, partition: tuple[int, ...], lines: int, follow: bool) -> 
     """Print the last records of each partition, in the form of dump.
 
     With --follow every later commit is printed as soon as it is durable. If the cleaner has dropped a delete
-    that was not printed yet, the command says so and ends: it never skips one in silence.
+    that was not printed yet, the command says so and ends: it never skips one in silence. A snapshot never
+    grows, so of one there is nothing to follow.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         numbers = _partitions(log, partition)
@@ -282,6 +284,9 @@ def tail(place: Place, partition: tuple[int, ...], lines: int, follow: bool) -> 
         for number in numbers:
             for batch in _last(log, number, lines):
                 records.show(number, batch)
+        if follow and log.identity.snapshot:
+            click.echo("this is a snapshot, which never grows: there is nothing to follow", err=True)
+            follow = False
         while follow:
             time.sleep(_FOLLOW_SECONDS)
             log.refresh()
@@ -323,6 +328,3 @@ def _check_no_gap(p: PartitionState, offset: int, place: Place, number: int) -> 
             expected=f"no tombstone dropped from {offset} on", found=f"one dropped at {p.dropped_tombstone}",
             remedy="begin again; raise delete.retention.ms if this happens often",
         )  # fmt: skip
-
-
-VERBS = (dump, get, tail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_at import AT_HELP, at_from
-from keyfold.checkpoints.cli_output import Place, on_terminal, verb
+from keyfold.checkpoints.cli_output import Place, out, verb
+from keyfold.checkpoints.cli_records import LINES_AT_ONCE, contents
+from keyfold.checkpoints.cli_tables import on_terminal, sentence
 from keyfold.checkpoints.export import FORMATS, export
 from keyfold.checkpoints.restore import RestoredState
 from keyfold.checkpoints.restore import restore as restored
@@ -21,26 +24,34 @@ from keyfold.statestore.errors import ConfigError
     "keyfold restore var/counts --to counts.parquet",
     "keyfold restore var/counts --to monday.csv --at 2013-01-07T23:59:59Z",
     "keyfold restore var/counts --to var/store --at loader:17",
+    "keyfold restore var/counts --to - | jq -c .value",
 )
 @click.option(
-    "--to", required=True, type=click.Path(path_type=Path), help="DIR, FILE.parquet, FILE.arrow or FILE.csv."
+    "--to",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="DIR, FILE.parquet, FILE.arrow, FILE.csv, or -.",
 )
 @click.option("--at", metavar="POINT", help=AT_HELP)
 def restore(place: Place, to: Path, at: str | None) -> None:
     """Write the state, one row per key, to a store or a file.
 
     DIR becomes a new store (RocksDB; `open_store` reads it). FILE.parquet, FILE.arrow (Arrow IPC) and
-    FILE.csv get the typed columns, or key and value bytes. Nothing is overwritten. The state is that of the
-    last commit, or exactly that --at names.
+    FILE.csv get the typed columns, or key and value bytes. - is standard output: a line of JSON per key, as
+    dump prints it. Nothing is overwritten. The state is that of the last commit, or exactly that --at names.
     """
-    is_file = _check_target(place, to)
+    to_lines = str(to) == "-"
+    is_file = not to_lines and _check_target(place, to)
     began = time.monotonic()
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         point = None if at is None else at_from(at, log.state)
-        shown = on_terminal() and not place.as_json
+        shown = on_terminal() and not place.as_json and not to_lines
         with restored(place.path, at=point, progress=shown, files=place.files) as state:
+            if to_lines:
+                _print(state)
+                return
             if is_file:
-                rows = export(state, to, place.files)
+                rows = _exported(place, state, to)
             else:
                 rows = _to_store(place, state, to)
             document: dict[str, Any] = {
@@ -50,9 +61,23 @@ def restore(place: Place, to: Path, at: str | None) -> None:
                 "end_offsets": list(state.ends),
                 "seconds": round(time.monotonic() - began, 3),
             }
-    place.show(
-        lambda: document, lambda: click.echo("{rows} rows to {to} in {seconds:.1f} s".format(**document))
-    )
+    done = "{rows} rows to {to} in {seconds:.1f} s".format(**document)
+    place.show(lambda: document, lambda: out(sentence(done)))
+
+
+def _print(state: RestoredState) -> None:
+    for batch in state.batches():
+        for start in range(0, batch.num_rows, LINES_AT_ONCE):
+            out("\n".join(map(json.dumps, contents(batch.slice(start, LINES_AT_ONCE), state.columns))))
+
+
+def _exported(place: Place, state: RestoredState, to: Path) -> int:
+    try:
+        return export(state, to, place.files)
+    except OSError as e:
+        if e.filename is None:
+            e.filename = str(to)  # a write to an open file does not say to which
+        raise
 
 
 def _check_target(place: Place, to: Path) -> bool:
@@ -88,6 +113,3 @@ def _to_store(place: Place, state: RestoredState, to: Path) -> int:
         if not existed:
             place.files.remove_tree(to)
         raise
-
-
-VERBS = (restore,)

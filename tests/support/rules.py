@@ -25,6 +25,7 @@ def _words(text: str) -> frozenset[str]:
 OS_ALLOWED = _words("""
     environ getenv getpid getppid getuid geteuid uname cpu_count sched_getaffinity urandom kill
     sep linesep devnull fspath fsdecode fsencode PathLike get_terminal_size register_at_fork strerror sysconf
+    _exit
     path.abspath path.realpath path.join path.basename path.dirname path.normpath path.expanduser
 """)
 FILE_MODULES = _words("shutil fcntl mmap tempfile glob fileinput fsspec zipfile")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from keyfold.checkpoints import Changelog, cleaner_manager, cli, restore
+from keyfold.checkpoints import Changelog, cleaner_manager, cli_group, restore
 from keyfold.checkpoints.cleaner import POOL, Pool
 from keyfold.checkpoints.cleaner_manager import FAILURES_MAX, CleanerManager
 from keyfold.checkpoints.compactor import PassStatistics, clean_partition
@@ -247,7 +247,7 @@ def test_a_damaged_partition_is_tried_again_ever_later_then_given_up_and_taken_b
     assert manager.filthiest() == (1.0, 1)  # the others go on
     with Changelog.open(log.path, mode="r") as reader:
         assert reader.state.partitions[0].uncleanable == reason  # every process sees it
-    shown = CliRunner().invoke(cli.cli, ["stats", str(log.path)]).output
+    shown = CliRunner().invoke(cli_group.cli, ["stats", str(log.path)]).output
     assert "partition 0 is not cleaned any more until `keyfold compact` succeeds" in shown
     with pytest.raises(Damaged):
         log.compact()

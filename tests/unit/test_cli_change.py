@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.cli import cli
+from keyfold.checkpoints.cli_group import cli
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from support.changelogs import BY_HAND, START_MS, STATE_3, Living, make_hourly, rows
 
@@ -64,7 +64,7 @@ def test_what_writes_beside_a_living_writer_says_who_it_is_and_what_to_do(tmp_pa
         living.append("k", "v")
         for verb, *options in (["compact"], ["config", "--set", "anchors.auto=9"], ["anchor", "--add", "x"]):
             done = run(verb, living.path, *options)
-            assert done.exit_code == 1
+            assert done.exit_code == 5
             assert f"found: pid {living.pid}, epoch 1" in done.output
             assert "what to do:" in done.output
             assert "steal" not in done.output
@@ -190,7 +190,7 @@ def test_anchor_lists_adds_and_drops(log_path: Path) -> None:
         (["--drop", "x"], 2),
         (["--add", "7"], 2),
         (["--add", "x", "--at", "99"], 2),
-        (["--add", "x", "--at", "2"], 1),
+        (["--add", "x", "--at", "2"], 6),
     ],
 )
 def test_anchor_refuses_what_cannot_be(words: list[str], code: int, log_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.cli import cli
+from keyfold.checkpoints.cli_group import cli
 from keyfold.checkpoints.retention import apply_retention
 from keyfold.statestore.blocks import HEADERS_TYPE
 from keyfold.statestore.typed import Columns
@@ -211,7 +211,7 @@ def test_dump_below_the_start_of_the_log_says_where_it_begins(tmp_path: Path) ->
         apply_retention(log.host.writer)
         log.append(rows(("2", "v")))
     done = run("dump", tmp_path / "log", "--from", "0")
-    assert done.exit_code == 1
+    assert done.exit_code == 6
     assert "expected: an offset from 2 to 3" in done.output
     assert [line["offset"] for line in lines_of("dump", tmp_path / "log")] == [2]
 
@@ -389,5 +389,5 @@ def test_tail_never_skips_a_delete_in_silence(tmp_path: Path) -> None:
             assert log.state.partitions[0].dropped_tombstone == 1
             following.go_on()
             code, said = following.end()
-    assert code == 1
+    assert code == 6
     assert "A delete that was not printed yet is gone." in said

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from keyfold.checkpoints import Changelog, open_store, restore
-from keyfold.checkpoints.cli import cli
 from keyfold.checkpoints.cli_at import at_from
+from keyfold.checkpoints.cli_group import cli
 from keyfold.statestore.files import Data, Files, OpenFile
 from keyfold.statestore.typed import Columns
 from support.changelogs import BY_HAND, STATE_3, make_hourly, rows
@@ -105,8 +105,8 @@ def test_a_point_is_taken_for_what_there_is(log_path: Path) -> None:
 @pytest.mark.parametrize(
     ("point", "code", "message"),
     [
-        ("2", 1, "folded away"),
-        ("2013-01-01T13:00:00Z", 1, "folded away"),
+        ("2", 6, "folded away"),
+        ("2013-01-01T13:00:00Z", 6, "folded away"),
         ("99", 2, "There is no such commit."),
         ("unknown:3", 2, "There is no such batch."),
         ("unknown", 2, "There is no such anchor."),
@@ -222,6 +222,6 @@ def test_a_file_that_could_not_be_written_whole_is_removed(
 ) -> None:
     to = tmp_path / f"x{suffix}"
     done = run("restore", log_path, "--to", to, files=_Full(lambda path: path == to))
-    assert done.exit_code == 1
+    assert done.exit_code == 7
     assert "No space left on device" in done.output
     assert not to.exists()

@@ -36,7 +36,7 @@ def filled(path: Path, **config: object) -> Changelog:
 def test_the_living_writer_compacts_and_the_command_tells_what_it_did(tmp_path: Path) -> None:
     with filled(tmp_path / "log") as log:
         out, err = start_compact(log.path, "--json").communicate(timeout=60)
-        assert "another process is writing: it is asked to compact" in err
+        assert err == ""
         document = json.loads(out)
         assert (document["records_before"], document["records_after"]) == (200, 100)
         assert sorted(p["partition"] for p in document["passes"]) == [0, 1]
@@ -49,7 +49,8 @@ def test_what_keeps_the_writer_from_compacting_is_what_the_command_says(tmp_path
     with filled(tmp_path / "log", **{"cleanup.policy": "delete"}) as log:
         command = start_compact(log.path)
         _, err = command.communicate(timeout=60)
-        assert command.returncode == 1
+        assert command.returncode == 9
+        assert "another process is writing: it is asked to compact" in err
         assert "The writing process answers: This changelog keeps every change." in err
         assert "Traceback" not in err
 
@@ -58,7 +59,7 @@ def test_a_writer_that_cleans_only_by_hand_is_not_asked(tmp_path: Path) -> None:
     with filled(tmp_path / "log", **{"cleaner.threads": 0}) as log:
         command = start_compact(log.path)
         _, err = command.communicate(timeout=60)
-        assert command.returncode == 1
+        assert command.returncode == 5
         assert "set cleaner.threads to 1 there" in err
 
 

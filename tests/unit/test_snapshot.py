@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from faults import FailAt, KillAt, Killed, changes
 from keyfold.checkpoints import Changelog, restore, resume
-from keyfold.checkpoints.cli import cli
+from keyfold.checkpoints.cli_group import cli
 from keyfold.checkpoints.snapshot import Place, take
 from keyfold.checkpoints.verify import verify
 from keyfold.checkpoints.writer import Batch
