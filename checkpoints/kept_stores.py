@@ -201,6 +201,7 @@ class KeptStores:
     def _open(self, state: State) -> Database:
         """The first store that can be used, or a new one; the others are removed."""
         files, root = self._followed.files, self._followed.root
+        self._place.prove()
         database: Database | None = None
         for path in self._place.found():
             if database is None:
@@ -234,12 +235,18 @@ class KeptStores:
         return database
 
     def discard(self) -> None:
-        """Remove the stores; they are built again when they are next brought to a state."""
+        """Remove the stores; they are built again when they are next brought to a state.
+
+        Raises `WriterFenced` where they are another's by now.
+        """
         database, self._database = self._database, None
         self._done = [None] * len(self._done)
         self.clearings += 1
         self._stores = ()
         if database is not None:
+            with suppress(StoreUnusable):
+                database.release()
+            self._place.prove()
             database.destroy()
 
     def move(self, followed: Followed, place: StorePlace) -> None:

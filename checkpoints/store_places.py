@@ -31,6 +31,10 @@ class StorePlace(ABC):
     def new(self) -> Path:
         """Where a new one goes, once those that were found are removed."""
 
+    def prove(self) -> None:
+        """Raise `WriterFenced` where the stores are another's to use and to remove by now."""
+        return
+
 
 class BesideTheLog(StorePlace):
     """The writer's own. The stores of a later writer are none of its business."""
@@ -45,6 +49,9 @@ class BesideTheLog(StorePlace):
 
     def new(self) -> Path:
         return names.store(self._writer.root, self._writer.state.epoch)
+
+    def prove(self) -> None:
+        self._writer.ownership.prove()
 
 
 class Aside(StorePlace):

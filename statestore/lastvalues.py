@@ -75,7 +75,10 @@ class LastValues(StoreBase):
         database = Database.open(directory, files=files)
         try:
             # A new one has no meta record before its first apply.
-            found, applied = next(iter(database.folds().values()), (identity, 0))
+            folds = list(database.folds().values())
+            found, applied = folds[0] if folds else (identity, 0)
+            if len(folds) > 1:
+                raise database.refused("a store of one fold", f"one of {len(folds)}")
             if found is None:
                 raise database.refused("a meta record", "none")
             if identity not in (None, found):
