@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from keyfold.checkpoints import Changelog
 from keyfold.checkpoints.hosting import Host
-from keyfold.checkpoints.kept_stores import KeptStores
+from keyfold.checkpoints.keeper import Keeper
+from keyfold.checkpoints.kept_stores import KeptStores, Step
 from keyfold.checkpoints.opening import open_writer
 from keyfold.checkpoints.retention import apply_retention
 from keyfold.checkpoints.views import now_ms
@@ -53,8 +55,23 @@ def test_a_key_waits_for_its_own_partition_and_for_no_other(tmp_path: Path) -> N
                 list(log.store().all())
 
 
-def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(tmp_path: Path) -> None:
-    """More partitions than are applied in one step."""
+def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More partitions than are applied in one step, each slowly, and somebody who asks for single keys."""
+    apply, wait = Step.apply, Keeper.wait
+
+    def apply_slowly(self: Step) -> None:
+        apply(self)
+        time.sleep(0.01)
+
+    def wait_and_more(self: Keeper, target: tuple[int, ...], seconds: float) -> bool:
+        reached = wait(self, target, seconds)
+        time.sleep(0.03)
+        return reached
+
+    monkeypatch.setattr(Step, "apply", apply_slowly)
+    monkeypatch.setattr(Keeper, "wait", wait_and_more)
     keys = [f"k{n}" for n in range(600)]
     with Changelog.open(tmp_path / "log", partitions=150, config=QUIET) as log:
         log.append(table(keys, "0"))
@@ -66,18 +83,23 @@ def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(tmp_path: Path
                 last[0] += 1
                 log.append(table(keys, str(last[0])))
 
-        writer = threading.Thread(target=write)
-        writer.start()
+        def ask() -> None:
+            while not ended.is_set():
+                log.get(keys[last[0] % len(keys)].encode())
+
+        threads = [threading.Thread(target=work) for work in (write, ask)]
+        for thread in threads:
+            thread.start()
         try:
-            for _ in range(60):
+            for _ in range(40):
                 before = last[0] - 1
                 seen = {value for _, value in log.store().all()}
                 assert len(seen) == 1, seen
                 assert int(seen.pop()) >= before
-                log.get(keys[0].encode())
         finally:
             ended.set()
-            writer.join()
+            for thread in threads:
+                thread.join()
 
 
 def test_no_read_takes_a_store_that_is_being_built_again_for_the_last_values(
@@ -131,12 +153,12 @@ def test_a_store_with_a_damaged_block_is_built_again_and_the_read_is_answered(
     with Changelog.open(tmp_path / "log", partitions=3, config=QUIET) as log:
         log.append(table([f"k{n}" for n in range(30_000)], "1"))
         log.host.catch_up()
-    for sst in (tmp_path / "log").glob("store-*/*.sst"):
-        data = bytearray(sst.read_bytes())
-        for position in range(1_000, len(data) - 2_000, 1_000):
-            data[position] ^= 1
-        sst.write_bytes(data)
-    with Changelog.open(tmp_path / "log") as log:
+        for sst in (tmp_path / "log").glob("store-*/*.sst"):
+            # In place, because it is mapped.
+            with sst.open("r+b") as file:
+                for position in range(1_000, sst.stat().st_size - 2_000, 1_000):
+                    file.seek(position)
+                    file.write(b"\xff\x01\xff")
         assert read(log) == b"1"
         assert len(list(log.store().all())) == 30_000
 
@@ -190,7 +212,7 @@ def test_a_store_that_a_living_writer_was_building_is_not_the_overtaken_ones_to_
     overtaken = Changelog.open(path, config=QUIET)
     overtaken.append(table(["a"], "1"))
     assert overtaken.get(b"a") == b"1"
-    kept: KeptStores = overtaken.host._keeper._kept  # type: ignore[attr-defined]
+    kept: KeptStores = overtaken.host._keeper._kept
     host = Host(open_writer(OtherFiles(), path, None, now_ms, steal=True))
     try:
         assert host.last_values().get(b"a") == b"1"
