@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from keyfold.checkpoints.damages import Damage, Damages
 from keyfold.checkpoints.identity import Identity, read_identity
@@ -138,32 +139,42 @@ def _check_segments(
                 progress(done, total)
 
 
+_STRANGER: Final = "not of this changelog"
+
+
 def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iterator[Unnamed]:
-    """What lies in the directory and does not count."""
-    own = {names.IDENTITY, names.LOCK, names.MANIFEST, names.READERS, names.WORK}
+    """What lies in the directory and does not count: what others put there, and what dead writers left.
+
+    Not listed is what keyfold keeps beside the log and removes by itself: last values, views of readers,
+    requests, standbys, files of the writer that lives.
+    """
+    own = {names.IDENTITY, names.LOCK, names.MANIFEST, names.READERS, names.REQUESTS, names.WORK}
+    own |= {names.snapshot_pin(root).name}
     own |= {names.partition(root, number).name for number in range(len(state.partitions))}
     for name in files.list_directory(root):
-        if name not in own and names.store_epoch(name) is None:
-            yield Unnamed(root / name, "not of this changelog")
-    journal = manifest.journal or names.journal(root, state.epoch)
-    counting = {journal.name, names.head(root, names.journal_epoch(journal.name) or 0).name}
+        temporary = names.identity_temporary_epoch(name) is not None
+        if name not in own and names.store_epoch(name) is None and not temporary:
+            yield Unnamed(root / name, _STRANGER)
+    for directory, is_own in ((names.READERS, names.is_of_reader), (names.REQUESTS, names.is_request)):
+        for name in files.list_directory(root / directory):
+            if not is_own(name):
+                yield Unnamed(root / directory / name, _STRANGER)
+    epoch = state.epoch if manifest.journal is None else names.journal_epoch(manifest.journal.name) or 0
     for name in files.list_directory(root / names.MANIFEST):
-        if name not in counting:
-            yield Unnamed(root / names.MANIFEST / name, "of another epoch, or a claim")
+        found = names.manifest_epoch(name)
+        if found != epoch:
+            what = _STRANGER if found is None else "of another epoch, or a claim"
+            yield Unnamed(root / names.MANIFEST / name, what)
     for name in files.list_directory(root / names.WORK):
-        standby = names.standby_id(name) is not None
-        what = "of a standby" if standby else "files of tasks that were not committed"
-        yield Unnamed(root / names.WORK / name, what)
+        if names.standby_id(name) is None and name != names.work(root, epoch).name:
+            what = "files of tasks that were not committed" if name.isdecimal() else _STRANGER
+            yield Unnamed(root / names.WORK / name, what)
     for number, p in enumerate(state.partitions):
         named = {s.name for s in p.segments}
         named |= {names.segment_index(s.name) for s in p.segments if s.sealed}
-        directory = names.partition(root, number)
-        for name in files.list_directory(directory):
-            if name in named:
-                continue
-            if names.segment_epoch(name) is None:
-                yield Unnamed(directory / name, "not of this changelog")
-            else:
-                yield Unnamed(
-                    directory / name, "never committed, replaced by the cleaner, or being written now"
-                )
+        directory_ = names.partition(root, number)
+        for name in files.list_directory(directory_):
+            if name not in named:
+                left = "never committed, replaced by the cleaner, or being written now"
+                what = _STRANGER if names.segment_epoch(name) is None else left
+                yield Unnamed(directory_ / name, what)

@@ -29,6 +29,7 @@ WORK = "work"
 
 _IDENTITY_TEMPORARY = re.compile(r"^changelog\.json\.([1-9][0-9]*)\.tmp$")
 _JOURNAL = re.compile(r"^([1-9][0-9]*)\.journal$")
+_MANIFEST = re.compile(r"^([1-9][0-9]*)\.(?:journal|head|files)$")
 _LIST = re.compile(r"^([1-9][0-9]*)\.files$")
 _SEGMENT = re.compile(r"^([0-9]{20})-([1-9][0-9]*)-([0-9]+)\.arrows$")
 _STORE = re.compile(r"^store-([1-9][0-9]*)$")
@@ -61,6 +62,12 @@ def snapshot_files(root: Path, epoch: int) -> Path:
 def snapshot_files_epoch(name: str) -> int | None:
     """The epoch in the name of a snapshot's list, None for any other name."""
     found = _LIST.match(name)
+    return int(found[1]) if found else None
+
+
+def manifest_epoch(name: str) -> int | None:
+    """The epoch in the name of a journal, a head or a snapshot's list; None for any other name."""
+    found = _MANIFEST.match(name)
     return int(found[1]) if found else None
 
 
@@ -106,6 +113,10 @@ def lease(root: Path, reader: str) -> Path:
     return root / READERS / f"{reader}.lease"
 
 
+def is_of_reader(name: str) -> bool:
+    return name.endswith((".view", ".lease"))
+
+
 def request(root: Path, identifier: str) -> Path:
     return root / REQUESTS / f"{identifier}.compact"
 
@@ -117,6 +128,11 @@ def request_id(name: str) -> str | None:
 
 def answer(root: Path, identifier: str) -> Path:
     return root / REQUESTS / f"{identifier}.answer"
+
+
+def is_request(name: str) -> bool:
+    """Whether it is of a request, or of the answer to one, whole or while it is written."""
+    return name.endswith((".compact", ".answer", ".answer.tmp"))
 
 
 def answer_id(name: str) -> str | None:

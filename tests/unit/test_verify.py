@@ -13,9 +13,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyfold.checkpoints import Changelog
+from keyfold.checkpoints import Changelog, Standby
+from keyfold.checkpoints.requests import Request
 from keyfold.checkpoints.verify import Verification, verify
 from keyfold.statestore.errors import FormatTooNew, NotAChangelog
+from keyfold.statestore.files import LOCAL
 from support.changelogs import (
     BY_HAND,
     flip,
@@ -137,12 +139,47 @@ def test_an_opening_that_died_before_its_head_is_a_note(closed: Path) -> None:
 
 def test_what_nobody_names_is_listed_and_is_no_damage(closed: Path) -> None:
     """Crash states C1, S1 and S2, and a user's own files."""
-    stray = ["0/00000000000000000099-1-99.arrows", "1/notes.txt", "work/3", "manifest/0.bak", "copy.parquet"]
-    for name in stray:
+    left = {
+        f"0/{99:020}-1-99.arrows": "never committed, replaced by the cleaner, or being written now",
+        "work/3": "files of tasks that were not committed",
+        "manifest/9.files": "of another epoch, or a claim",
+    }
+    strangers = ("1/notes.txt", "manifest/0.bak", "copy.parquet", "readers/x", "requests/x", "work/mine")
+    for name in (*left, *strangers):
+        (closed / name).parent.mkdir(exist_ok=True)
         (closed / name).write_bytes(b"x")
     found = verify(closed)
     assert found.sound
-    assert {str(u.path.relative_to(closed)) for u in found.unnamed} == set(stray)
+    listed = {str(u.path.relative_to(closed)): u.what for u in found.unnamed}
+    assert listed == left | dict.fromkeys(strangers, "not of this changelog")
+
+
+def test_what_keyfold_keeps_beside_the_log_is_not_listed(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    with Changelog.open(root, partitions=2, config={"snapshot.dest": str(tmp_path / "kept")}) as log:
+        log.append(rows(("a", "1")))
+        assert log.get(b"a") == b"1"
+        with Changelog.open(root, mode="r"), Standby(root) as standby, Request(LOCAL, root):
+            standby.lag()
+            for name in (
+                "changelog.json.7.tmp",
+                "readers/x.lease",
+                "requests/7.answer",
+                "work/1/job/0-0-0.blocks",
+            ):
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(b"x")
+            assert {path.name for path in root.iterdir()} >= {"readers", "requests", "work", "store-1"}
+            assert [path.name for path in (root / "work").glob("standby-*")] != []
+            assert verify(root).unnamed == []
+        first = log.snapshot(tmp_path / "snapshot")
+        log.append(rows(("b", "2")))
+        again = log.snapshot(tmp_path / "snapshot")
+        assert first.commit < again.commit
+    (tmp_path / "snapshot" / "pinned").write_bytes(b"")
+    with Changelog.open(tmp_path / "snapshot", mode="r"):
+        assert list((tmp_path / "snapshot" / "manifest").glob("*.files")) != []
+        assert verify(tmp_path / "snapshot").unnamed == []
 
 
 def test_it_changes_nothing(crashed: Path) -> None:
