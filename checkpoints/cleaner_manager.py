@@ -102,9 +102,12 @@ class CleanerManager:
         finally:
             self._release(number)
 
-    def clean_now(self, number: int) -> list[PassStatistics]:
-        """Passes over a partition, not throttled, until nothing more can be folded; also over one that was
-        given up, which is taken back where it succeeds.
+    def clean_now(self, number: int, *, full: bool = False) -> list[PassStatistics]:
+        """Passes over what a partition holds now, not throttled, until nothing more can be folded; also over
+        one that was given up, which is taken back where it succeeds. None where nothing can be folded.
+
+        Args:
+            full: fold everything from the log's start, whatever the manifest says is clean.
 
         Raises:
             ConfigError: cleaning is paused.
@@ -115,20 +118,25 @@ class CleanerManager:
             self._check_not_paused(number)
             self._in_progress.add(number)
         try:
-            done = []
-            while (one := self._pass(number, lambda size: self._check(number))) is not None:
-                done.append(one)
-                p = self._writer.state.partitions[number]
-                if p.unique_end >= p.end or not p.segments:
+            done: list[PassStatistics] = []
+            until = self._writer.state.partitions[number].end
+            # A pass that is not complete has come further than the one before it. What is appended meanwhile
+            # is left to the next call: else this one would never return beside a busy writer.
+            while not done or not done[-1].complete:
+                one = self._pass(number, lambda size: self._check(number), until, full=full and not done)
+                if one is None:
                     break
+                done.append(one)
             if self._writer.state.partitions[number].uncleanable:
                 self._writer.write_line({"t": "uncleanable", "partition": number, "reason": ""})
             return done
         finally:
             self._release(number)
 
-    def _pass(self, number: int, pace: Callable[[int], None]) -> PassStatistics | None:
-        done = clean_partition(self._writer, number, pace)
+    def _pass(
+        self, number: int, pace: Callable[[int], None], until: int | None = None, *, full: bool = False
+    ) -> PassStatistics | None:
+        done = clean_partition(self._writer, number, pace, until=until, full=full)
         self._failing.pop(number, None)
         if done is not None:
             self._last[number], self._last_end = done, self._clock()

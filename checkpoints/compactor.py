@@ -23,8 +23,9 @@ import pyarrow as pa
 
 from keyfold.checkpoints.copying import Pace, abandon, copied
 from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compacted_pairs
-from keyfold.checkpoints.partition import PartitionState, Pass
-from keyfold.checkpoints.section import Section, anchor_offsets, section_of
+from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.progress import after_group, dated
+from keyfold.checkpoints.section import Section, anchor_offsets, cutting, section_of
 from keyfold.checkpoints.segment_lines import segment_line
 from keyfold.checkpoints.spill import KeySpill
 from keyfold.checkpoints.writer import Writer
@@ -47,6 +48,8 @@ class PassStatistics:
             it was.
         io_bytes: everything that was read, some of it twice, and written: what the throttle counts.
         recopy_percent: bytes kept / bytes read (Kafka's `cleaner-recopy-percent`).
+        complete: whether it came to the end of what may be cleaned; if not, `cleaner.dedupe.buffer.size` was
+            too small for one pass.
         map_utilisation: the share of `cleaner.dedupe.buffer.size` that was in use.
         dirty_percent: dirty bytes / all bytes of the section, before (Kafka's `max-dirty-percent`).
     """
@@ -60,6 +63,7 @@ class PassStatistics:
     io_bytes: int
     recopy_percent: float
     tombstones_dropped: int
+    complete: bool
     map_utilisation: float
     dirty_percent: float
     seconds: float
@@ -70,11 +74,18 @@ class Aborted(Exception):
 
 
 def clean_partition(
-    writer: Writer, number: int, pace: Pace = lambda size: None, *, spill_all: bool = False
+    writer: Writer,
+    number: int,
+    pace: Pace = lambda size: None,
+    *,
+    until: int | None = None,
+    full: bool = False,
+    spill_all: bool = False,
 ) -> PassStatistics | None:
     """One pass over a partition, None where nothing is to be done.
 
     Args:
+        until, full: as for `section_of`.
         spill_all: keep no mapped segment for its keys; for tests.
 
     Raises:
@@ -85,7 +96,7 @@ def clean_partition(
     """
     began = time.monotonic()
     with writer.pin() as state:
-        section = section_of(writer, state, number)
+        section = section_of(writer, state, number, until=until, full=full)
         if not section.needs_pass:
             return None
         cleaning = _Pass(writer, number, state.partitions[number], section, pace, spill_all)
@@ -165,16 +176,17 @@ class _Pass:
             dirty_end=section.end,
             hold=self._held,
         )
-        utilisation, end = offset_map.utilisation, offset_map.end_offset
+        utilisation, end, whole = offset_map.utilisation, offset_map.end_offset, offset_map.complete
         groups = section.groups(config.segment_bytes, end)
-        if not section.droppable_tombstones:
+        if not section.sweeps:
             # Below an anchor nothing becomes obsolete.
             groups = [g for g in groups if len(g) > 1 or g[0].next > offset_map.obsolete_from]
         counts = FoldCounts()
         # Only the generator may refer to the map: it lets go of the keys when they are not needed any more.
         pairs = compacted_pairs(
-            self._source(groups), offset_map, section.tombstones_below, counts, hold=self._spill.hold
-        )
+            self._source(groups), offset_map, section.tombstones_below, counts,
+            swept_end=section.swept_end, hold=self._spill.hold,
+        )  # fmt: skip
         del offset_map
         kept = written = 0
         for group, own in _by_group(groups, pairs):
@@ -193,6 +205,7 @@ class _Pass:
             io_bytes=self._io_bytes,
             recopy_percent=100 * kept / read,
             tombstones_dropped=counts.tombstones_dropped,
+            complete=whole and counts.swept_end >= min(section.tombstones_below, end),
             map_utilisation=utilisation,
             dirty_percent=100 * section.dirty_ratio,
             seconds=0.0,
@@ -297,7 +310,10 @@ class _Pass:
         out = () if added is None else group
         with writer.exclusive:
             self._check_unchanged(group, end)
-            after = self._after(end, counts, last=last)
+            after = after_group(self._expected, self._section, end, counts, last=last)
+            if last:
+                passes = dated(after, end, self._section, writer.clock_ms(), self._config.delete_retention_ms)
+                after = replace(after, passes=passes)
             # From here on the line may be in the journal even if writing it fails, and names these files.
             self._made.clear()
             writer.write_line(
@@ -310,7 +326,8 @@ class _Pass:
                     "unique_end": after.unique_end,
                     "passes": [[x.clean_end, x.time_ms] for x in after.passes],
                     "splits": list(after.splits),
-                    "dropped_tombstone": after.dropped_tombstone,
+                    "swept_end": after.swept_end,
+                    "dropped_tombstones": list(after.dropped_tombstones),
                     # Perhaps not by this line: the fold is a batch ahead.
                     "drops": counts.tombstones_dropped > 0,
                 }
@@ -323,7 +340,7 @@ class _Pass:
 
     def _check_unchanged(self, group: tuple[Segment, ...], end: int) -> None:
         expected, now = self._expected, self._writer.state.partitions[self._number]
-        anchors = {a for a in anchor_offsets(self._writer.state, self._number, 0) if expected.start < a < end}
+        anchors = cutting(expected, anchor_offsets(self._writer.state, self._number, 0), end)
         present = {s.name for s in now.segments}
         if (
             (now.generation, now.start, now.clean_end, now.unique_end)
@@ -336,32 +353,6 @@ class _Pass:
     def _all_named(self) -> bool:
         present = {s.name for s in self._writer.state.partitions[self._number].segments}
         return all(s.name in present for s in self._section.segments if s.name not in self._replaced)
-
-    def _after(self, end: int, counts: FoldCounts, *, last: bool) -> PartitionState:
-        """Progress, the dates of tombstones, the anchors inside the clean section, the highest lost
-        tombstone.
-        """
-        before, section = self._expected, self._section
-        clean_end = max(before.clean_end, end)
-        honoured = set(before.splits) | {a for a in section.anchors if a >= before.clean_end}
-        after = replace(
-            before,
-            clean_end=clean_end,
-            unique_end=end if last else section.first_dirty,
-            splits=tuple(a for a in section.anchors if a < clean_end and a in honoured),
-            dropped_tombstone=max(before.dropped_tombstone, counts.highest_dropped_tombstone),
-        )
-        return replace(after, passes=self._passes(clean_end)) if last else after
-
-    def _passes(self, clean_end: int) -> tuple[Pass, ...]:
-        """The passes that date tombstones, this one included, without those that say no more than another."""
-        before, below = self._expected.passes, self._section.tombstones_below
-        passes = [x for x in before if x.clean_end > below]
-        if below:
-            passes = [x for x in before if x.clean_end == below][:1] + passes
-        if not passes or passes[-1].clean_end < clean_end:
-            passes.append(Pass(clean_end, self._writer.clock_ms()))
-        return tuple(passes)
 
 
 def _by_group(

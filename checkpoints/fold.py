@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from keyfold.checkpoints.grouping import group_hash
 from keyfold.checkpoints.held_keys import HeldKeys
-from keyfold.checkpoints.last_keys import HashKeys, LastKeys
-from keyfold.checkpoints.offset_map import Hold, OffsetMap, Source
+from keyfold.checkpoints.last_keys import HashKeys, Hold, LastKeys
+from keyfold.checkpoints.offset_map import OffsetMap, Source
 from keyfold.checkpoints.tombstones import ExpiredTombstones, has_value
 from keyfold.statestore.keybytes import Ints
 
@@ -48,7 +48,8 @@ class FoldCounts:
     """What a pass has done so far. Bytes are those of the Arrow buffers, without compression.
 
     Attributes:
-        highest_dropped_tombstone: its offset, or -1.
+        dropped_tombstones: the highest offset of those between each two neighbouring anchors, ascending.
+        swept_end: no tombstone below is left that could go.
     """
 
     records_read: int = 0
@@ -56,7 +57,8 @@ class FoldCounts:
     bytes_read: int = 0
     bytes_kept: int = 0
     tombstones_dropped: int = 0
-    highest_dropped_tombstone: int = -1
+    dropped_tombstones: tuple[int, ...] = ()
+    swept_end: int = 0
 
 
 def compact(
@@ -65,6 +67,7 @@ def compact(
     tombstones_below: int,
     counts: FoldCounts | None = None,
     *,
+    swept_end: int = 0,
     hold: Hold = lambda keys: keys,
 ) -> Iterator[pa.RecordBatch]:
     """The records that stay, in order; a batch of which all records stay is passed on as it is.
@@ -74,6 +77,7 @@ def compact(
             the map was built of must be in it. Records at and behind the map's end pass through untouched.
         tombstones_below: the horizon of the tombstones below this offset has passed. 0 for none.
         counts: is kept up to date while the result is iterated.
+        swept_end: no tombstone below this offset could go, unless by what the map makes obsolete.
         hold: as for `OffsetMap.build`.
 
     Raises:
@@ -81,7 +85,9 @@ def compact(
         ValueError: the source does not hold the records of the map; raised at the end, the result is void.
     """
     counts = FoldCounts() if counts is None else counts
-    for _, staying in compacted_pairs(source, offset_map, tombstones_below, counts, hold=hold):
+    for _, staying in compacted_pairs(
+        source, offset_map, tombstones_below, counts, swept_end=swept_end, hold=hold
+    ):
         if staying.num_rows:
             yield staying
 
@@ -92,6 +98,7 @@ def compacted_pairs(
     tombstones_below: int,
     counts: FoldCounts,
     *,
+    swept_end: int = 0,
     hold: Hold = lambda keys: keys,
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """As `compact`, beside each batch what stays of it, be it nothing.
@@ -99,7 +106,11 @@ def compacted_pairs(
     Small batches are put together, but never those before an empty batch with those behind it.
     """
     below = min(tombstones_below, offset_map.end_offset)
-    expired = ExpiredTombstones(source, below, _spare_bytes(offset_map), offset_map.hash_keys, hold)
+    above = min(swept_end, offset_map.first_dirty)
+    expired = ExpiredTombstones(
+        source, above, below, offset_map.cuts, _spare_bytes(offset_map), offset_map.hash_keys, hold
+    )
+    counts.swept_end = max(above, expired.end)
     cursor = offset_map.cursor()
     for batch in _joined(source()):
         hashes = _Hashes(batch, offset_map.hash_keys)
@@ -110,7 +121,7 @@ def compacted_pairs(
         counts.records_kept += staying.num_rows
         counts.bytes_kept += staying.nbytes
         counts.tombstones_dropped = expired.dropped
-        counts.highest_dropped_tombstone = expired.highest_dropped
+        counts.dropped_tombstones = expired.highest_dropped
         yield batch, staying
     cursor.finish()
 
@@ -121,6 +132,7 @@ def last_values(
     hash_keys: HashKeys = group_hash,
     *,
     dirty: Source | None = None,
+    deletes: bool = False,
     hold: Hold = lambda keys: keys,
 ) -> Iterator[pa.RecordBatch]:
     """The last record of every key, unless it is a tombstone, in the order of offsets.
@@ -131,33 +143,49 @@ def last_values(
             section without anchors inside). Those keys are then only looked up: memory is 16 bytes for
             every distinct key from here on.
         dirty: only those from `unique_below` on, where these can be had for less.
+        deletes: last records that are tombstones too.
         hash_keys, hold: as for `OffsetMap.build`.
 
     Raises:
         As `compact`.
     """
-    offset_map = OffsetMap.build(dirty or source, unique_below, (), None, hash_keys, hold=hold)
-    cursor = offset_map.cursor()
+    maps = [OffsetMap.build(dirty or source, unique_below, (), None, hash_keys, hold=hold)]
+    while not maps[-1].complete:
+        # Positions have run out: what follows gets a map of its own, for which this is the clean section.
+        maps.append(OffsetMap.build(dirty or source, maps[-1].end_offset, (), None, hash_keys, hold=hold))
+    anything = any(one.distinct_keys for one in maps)
+    cursors = [one.cursor() for one in maps]
+    del maps
     # Small batches cost where keys are looked up, and nothing else.
-    for batch in _joined(source()) if offset_map.distinct_keys else source():
-        rows = cursor.kept(batch, _Hashes(batch, hash_keys))
-        if batch.column("value").null_count:
-            values = has_value(batch)
+    for batch in _joined(source()) if anything else source():
+        left = batch
+        for cursor in cursors[:-1]:
+            left = _select(left, cursor.kept(left, _Hashes(left, hash_keys)))
+        rows = cursors[-1].kept(left, _Hashes(left, hash_keys))
+        if not deletes and left.column("value").null_count:
+            values = has_value(left)
             rows = np.flatnonzero(values) if rows is None else rows[values[rows]]
-        staying = _select(batch, rows)
+        staying = _select(left, rows)
         if staying.num_rows:
             yield staying
-    cursor.finish()
+    for cursor in cursors:
+        cursor.finish()
 
 
 def last_per_key(rows: Rows, hash_keys: HashKeys = group_hash) -> Rows:
-    """The rows that are the last of their key, tombstones too, in order. `rows` needs a column `key`."""
+    """The rows that are the last of their key, tombstones too, in order. `rows` needs a column `key`.
+
+    Raises:
+        ValueError: there are more rows than can be told apart, 2^32 or few less.
+    """
     column = rows.column("key")
     held = HeldKeys()
     last = LastKeys(held, None, hash_keys)
     for keys in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         last.add(keys)
     last.finish()
+    if last.end is not None:
+        raise ValueError(f"The last rows per key of more than {held.ordinal(last.end)} rows are wanted.")
     if last.distinct == rows.num_rows:
         return rows
     return rows.take(pa.array(held.ordinals(last.positions().astype(np.int64))))

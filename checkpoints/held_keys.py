@@ -7,7 +7,7 @@ blocks that are decoded copies, whoever adds the keys first moves them to where 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,34 +24,21 @@ _PAGE_ROWS: Final = 1 << _PAGE_BITS
 _OFFSET_BYTES: Final = 4
 
 
-@dataclass(frozen=True)
-class _Array:
-    keys: pa.Array
-    layout: Layout
-    first: int
-    """Position of its first key."""
-    ordinal: int
-    """How many keys were held before it."""
+#: Arrow offsets by the address where they lie, in units of one. Only those of arrays that are held are read.
+_FIRST_BYTE: Final = 8
+_ANYWHERE: Final = pa.foreign_buffer(_FIRST_BYTE, 1 << 56)
+_PLACES: Final[npt.NDArray[np.int32]] = np.frombuffer(_ANYWHERE, "<i4")
 
-
-@dataclass(frozen=True)
-class _Pages:
-    """For each page the addresses that position 0 would have if the page's array reached down to it."""
-
-    keys: Ints
-    """Of the key bytes, if all keys are of one width."""
-    places: Ints
-    """Of the Arrow offsets, in units of one offset from `places_first`."""
-    data: Ints
-    """Of the bytes that those offsets count from."""
-    gaps: Ints
-    """How many positions before it were skipped."""
-    memory: Memory
-    offsets: npt.NDArray[np.int32]
+# What is known of each page: the addresses that position 0 would have if the page's array reached down to it,
+# (of the key bytes, if all keys are of one width; of the Arrow offsets, in units of one offset; of the bytes
+# that those count from), how many positions before it were skipped, and its array.
+_KEYS, _OFFSETS, _DATA, _GAPS, _ARRAY = range(5)
 
 
 class HeldKeys:
     """Keys by position. Positions ascend in the order of adding; some are skipped between two arrays.
+
+    Adding costs the same however much is held.
 
     Attributes:
         end: one past the last position.
@@ -63,8 +50,10 @@ class HeldKeys:
         self.end = 0
         self.count = 0
         self.width: int | None = None
-        self._arrays: list[_Array] = []
-        self._pages: _Pages | None = None
+        #: each array, the position of its first key, and what else has to be held with it
+        self._arrays: list[tuple[pa.Array, int, Layout]] = []
+        self._pages: Ints = np.empty((5, 16), np.int64)
+        self._span = (0, 0)
 
     def add(self, keys: pa.Array) -> tuple[int, int]:
         """Hold one more array of `binary` or `string` keys.
@@ -80,74 +69,60 @@ class HeldKeys:
             raise BadRecord("The key column of records is binary.", expected="binary", found=str(keys.type))
         if layout.offsets.ctypes.data % _OFFSET_BYTES:
             layout = replace(layout, offsets=layout.offsets.copy())
+        first, span = self.end, layout.span
         if layout.rows:
             self.width = layout.width if self.width == layout.width or not self._arrays else None
-            self._arrays.append(_Array(keys, layout, self.end, self.count))
-            self._pages = None
-        first, span = self.end, layout.span
-        self.end += -(-layout.rows // _PAGE_ROWS) * _PAGE_ROWS
+            if span[0] < span[1]:
+                low, high = self._span if self._span[1] else span
+                self._span = min(low, span[0]), max(high, span[1])
+            page, stop = first >> _PAGE_BITS, -(-(first + layout.rows) // _PAGE_ROWS)
+            if stop > self._pages.shape[1]:
+                larger: Ints = np.empty((5, max(stop, 2 * page)), np.int64)
+                larger[:, :page] = self._pages[:, :page]
+                self._pages = larger
+            place = (layout.offsets.ctypes.data - _FIRST_BYTE) // _OFFSET_BYTES
+            known = (
+                span[0] - first * (layout.width or 0), place - first, layout.data, first - self.count,
+                len(self._arrays),
+            )  # fmt: skip
+            self._pages[:, page:stop] = np.array(known)[:, None]
+            self._arrays.append((keys, first, layout))
+            self.end = stop << _PAGE_BITS
         self.count += layout.rows
         return first, span[1] - span[0]
 
     def ordinals(self, positions: Ints) -> Ints:
         """The number of each key in the order of adding, without the skipped positions."""
-        return positions - np.take(self._table().gaps, positions >> _PAGE_BITS)
+        numbers: Ints = positions - np.take(self._pages[_GAPS], positions >> _PAGE_BITS)
+        return numbers
+
+    def ordinal(self, position: int) -> int:
+        """How many keys were added before the one at a position, which may be `end`."""
+        return self.count if position >= self.end else int(self.ordinals(np.array([position]))[0])
 
     def spots(self, positions: Ints) -> Spots:
         """Where the keys at these positions are."""
-        table, page = self._table(), positions >> _PAGE_BITS
+        pages, page, memory = self._pages, positions >> _PAGE_BITS, Memory(*self._span)
         if self.width is not None:
-            return Spots(table.memory, np.take(table.keys, page) + positions * self.width, self.width, None)
-        place = np.take(table.places, page) + positions
-        begin, end = np.take(table.offsets, place), np.take(table.offsets, place + 1)
-        lengths = (end - begin).astype(np.int64)
-        return Spots(table.memory, np.take(table.data, page) + begin, None, lengths)
+            return Spots(memory, np.take(pages[_KEYS], page) + positions * self.width, self.width, None)
+        place = np.take(pages[_OFFSETS], page) + positions
+        begin, end = np.take(_PLACES, place), np.take(_PLACES, place + 1)
+        lengths: Ints = (end - begin).astype(np.int64)
+        data: Ints = pages[_DATA]
+        return Spots(memory, np.take(data, page) + begin, None, lengths)
 
     def take(self, positions: Ints) -> pa.Array:
         """A copy of the keys at these positions, as large binary. For few keys: it is slow."""
-        firsts = np.array([array.first for array in self._arrays])
-        number = np.searchsorted(firsts, positions, side="right") - 1
+        number = np.take(self._pages[_ARRAY], positions >> _PAGE_BITS)
         order = np.argsort(number, kind="stable")
         parts = []
         for i in np.unique(number).tolist():
-            array = self._arrays[i]
-            rows = positions[order[slice(*np.searchsorted(number[order], [i, i + 1]))]] - array.first
-            parts.append(array.keys.take(pa.array(rows)).cast(pa.large_binary()))
+            keys, first, _ = self._arrays[i]
+            rows = positions[order[slice(*np.searchsorted(number[order], [i, i + 1]))]] - first
+            parts.append(keys.take(pa.array(rows)).cast(pa.large_binary()))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return pa.concat_arrays(parts).take(pa.array(back)) if parts else pa.array([], pa.large_binary())
-
-    def _table(self) -> _Pages:
-        if self._pages is None:
-            self._pages = self._build_table()
-        return self._pages
-
-    def _build_table(self) -> _Pages:
-        arrays = self._arrays
-        spans = [a.layout.span for a in arrays if a.layout.span[0] < a.layout.span[1]]
-        memory = Memory(min((s for s, _ in spans), default=0), max((e for _, e in spans), default=0))
-        at = [a.layout.offsets.ctypes.data for a in arrays]
-        low = min(at, default=0)
-        high = max(
-            (x + (a.layout.rows + 1) * _OFFSET_BYTES for x, a in zip(at, arrays, strict=True)), default=0
-        )
-        offsets: npt.NDArray[np.int32] = np.zeros(1, np.int32)
-        if arrays:
-            offsets = np.frombuffer(pa.foreign_buffer(low, high - low), "<i4")
-        counts = [-(-a.layout.rows // _PAGE_ROWS) for a in arrays]
-        width = self.width or 0
-
-        def per_page(values: list[int]) -> Ints:
-            return np.repeat(np.array(values, np.int64), counts)
-
-        return _Pages(
-            keys=per_page([a.layout.span[0] - a.first * width for a in arrays]),
-            places=per_page([(x - low) // _OFFSET_BYTES - a.first for x, a in zip(at, arrays, strict=True)]),
-            data=per_page([a.layout.data for a in arrays]),
-            gaps=per_page([a.first - a.ordinal for a in arrays]),
-            memory=memory,
-            offsets=offsets,
-        )  # fmt: skip
 
 
 class ArrayKeys:

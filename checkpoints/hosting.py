@@ -66,9 +66,12 @@ class Host:
         """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
         self._keeper.wait_for_room()
 
-    def compact(self) -> list[PassStatistics]:
+    def compact(self, *, full: bool = False) -> list[PassStatistics]:
         """Seal the active segments and clean every partition until nothing more can be folded, as many at a
         time as there are `cleaner.threads`.
+
+        Args:
+            full: fold everything, see `Changelog.compact`.
 
         Raises:
             ConfigError: the cleanup policy does not compact, or cleaning is paused.
@@ -86,12 +89,12 @@ class Host:
         self.writer.seal_active()
         numbers = range(len(self.writer.state.partitions))
         with ThreadPoolExecutor(max(1, min(config.cleaner_threads, len(numbers)))) as pool:
-            passes = [pool.submit(self._clean_now, number) for number in numbers]
+            passes = [pool.submit(self._clean_now, number, full) for number in numbers]
         return [one for done in passes for one in done.result()]
 
-    def _clean_now(self, number: int) -> list[PassStatistics]:
+    def _clean_now(self, number: int, full: bool) -> list[PassStatistics]:
         try:
-            return self.cleaning.clean_now(number)
+            return self.cleaning.clean_now(number, full=full)
         except Aborted as e:
             raise ConfigError(
                 "The pass was stopped: the changelog was closed, cleaning was paused, or an anchor was made.",

@@ -28,6 +28,8 @@ from keyfold.checkpoints.held_keys import ArrayKeys, HeldKeys
 from keyfold.statestore.keybytes import Bools, Ints, Words, neighbours_equal, pairs_equal
 
 HashKeys: TypeAlias = Callable[[pa.Array], npt.NDArray[np.int64]]
+#: Moves keys to where they may stay.
+Hold: TypeAlias = Callable[[pa.Array], pa.Array]
 
 #: Bytes of the map's budget for each distinct key.
 BYTES_PER_KEY: Final = 16
@@ -46,6 +48,8 @@ _ROOM_FREE: Final = 1 << 23
 #: Smaller arrays of keys are gathered before they are hashed.
 _GATHER_ROWS: Final = 1 << 14
 _GATHER_BYTES: Final = 1 << 24
+#: Still smaller ones are made one array, so that positions and memory for each do not run out first.
+_SMALL_ROWS: Final = 256
 #: A bucket of the directory with more entries than this exists only for a bad hash.
 _BUCKET_MAX: Final = 64
 
@@ -57,21 +61,31 @@ class LastKeys:
         held: where the keys are held; may be shared, and may hold other keys too.
         capacity: how many distinct keys at most; None for as many as come.
         hash_keys: only brings equal keys together. With a bad one the result is the same, later.
+        hold: moves keys to where they may stay as long as this.
 
     Attributes:
         end: position of the first key that is left out, because it or its position would be one too many;
-            None as long as nothing is left out. Keys in front of `end` are all in, none behind it is. Known
+            None as long as nothing is left out. Keys in front of `end` are all in, none from it on is. Known
             only after `finish`.
     """
 
-    def __init__(self, held: HeldKeys, capacity: int | None = None, hash_keys: HashKeys = group_hash) -> None:
+    def __init__(
+        self,
+        held: HeldKeys,
+        capacity: int | None = None,
+        hash_keys: HashKeys = group_hash,
+        hold: Hold = lambda keys: keys,
+    ) -> None:
         self._held = held
         self._capacity = capacity
         self._hash_keys = hash_keys
+        self._hold = hold
         self.end: int | None = None
         self._room_max = None if capacity is None else capacity + capacity * 3 // 4 + 1
         self._room: Words = np.empty(0, np.uint64)
         self._fill = 0
+        self._small: list[pa.Array] = []
+        self._small_rows = self._small_bytes = 0
         self._gathered: list[tuple[pa.Array, Ints]] = []
         self._gathered_rows = self._gathered_bytes = 0
         self._directory: _Directory | None = None
@@ -85,22 +99,43 @@ class LastKeys:
         """Take in more keys. False if no more are wanted: there is no room."""
         if self.end is not None or len(keys) == 0:
             return self.end is None
-        if self._held.end + len(keys) > POSITIONS_MAX:
-            self._hash_gathered()
-            self.end = self._held.end if self.end is None else self.end
-            return False
-        first, size = self._held.add(keys)
-        if self._gathered_bytes + size > _GATHER_BYTES:
-            self._hash_gathered()
-        self._gathered.append((keys, np.arange(first, first + len(keys))))
-        self._gathered_rows += len(keys)
-        self._gathered_bytes += size
-        if self._gathered_rows >= _GATHER_ROWS:
-            self._hash_gathered()
+        if len(keys) >= _SMALL_ROWS:
+            self._take_in_small()
+            self._take_in(self._hold(keys))
+            return self.end is None
+        self._small.append(keys)
+        self._small_rows += len(keys)
+        self._small_bytes += keys.nbytes
+        if self._small_rows >= _GATHER_ROWS or self._small_bytes > _GATHER_BYTES:
+            self._take_in_small()
         return self.end is None
+
+    def _take_in_small(self) -> None:
+        small, self._small = self._small, []
+        self._small_rows = self._small_bytes = 0
+        if small:
+            self._take_in(self._hold(small[0] if len(small) == 1 else pa.concat_arrays(small)))
+
+    def _take_in(self, keys: pa.Array) -> None:
+        """Give keys their positions."""
+        if self.end is not None:
+            return
+        room = POSITIONS_MAX - self._held.end
+        if room > 0:
+            first, size = self._held.add(keys[:room])
+            if self._gathered_bytes + size > _GATHER_BYTES:
+                self._hash_gathered()
+            self._gathered.append((keys[:room], np.arange(first, first + min(len(keys), room))))
+            self._gathered_rows += len(keys)
+            self._gathered_bytes += size
+        if self._gathered_rows >= _GATHER_ROWS or room < len(keys):
+            self._hash_gathered()
+        if room < len(keys) and self.end is None:
+            self.end = self._held.end
 
     def finish(self) -> None:
         """Fold what was collected. No keys can be added after this; a second call does nothing."""
+        self._take_in_small()
         self._hash_gathered()
         self._fold()
         # Gives the rest back to the system in place: a copy would need the memory twice.

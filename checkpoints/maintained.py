@@ -59,13 +59,18 @@ class Maintained(ABC):
     def pinned(self) -> AbstractContextManager[State]:
         """The state of now, whose files stay until the context is left."""
 
-    def compact(self) -> list[PassStatistics]:
-        """One full pass over every partition now, whatever its dirty ratio; what each did.
+    def compact(self, *, full: bool = False) -> list[PassStatistics]:
+        """Fold what every partition holds now, whatever its dirty ratio; what each pass did. Nothing where
+        nothing can be folded.
+
+        Args:
+            full: take no record for folded, and go over the log from its start. It repairs a changelog in
+                which `verify` has found a key twice where the manifest says that none is.
 
         Raises:
             ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
         """
-        return self.host.compact()
+        return self.host.compact(full=full)
 
     @contextmanager
     def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:

@@ -20,13 +20,11 @@ import pyarrow as pa
 
 from keyfold.checkpoints.grouping import group_hash
 from keyfold.checkpoints.held_keys import HeldKeys
-from keyfold.checkpoints.last_keys import BYTES_PER_KEY, HashKeys, LastKeys
+from keyfold.checkpoints.last_keys import BYTES_PER_KEY, HashKeys, Hold, LastKeys
 from keyfold.statestore.keybytes import Ints
 
 #: Gives the same batches each time it is called.
 Source: TypeAlias = Callable[[], Iterable[pa.RecordBatch]]
-#: Moves keys to where they may stay for the life of a map.
-Hold: TypeAlias = Callable[[pa.Array], pa.Array]
 #: Numbers of dirty records, the first being 0.
 Numbers: TypeAlias = npt.NDArray[np.uint32]
 
@@ -44,6 +42,8 @@ class OffsetMap:
         first_dirty: where it begins.
         end_offset: where it ends: the dirty section's end, or the offset of the first record for whose key
             there was no room. The first record always has room.
+        complete: whether it reaches the dirty section's end.
+        cuts: the anchors it was made with, ascending.
         records: how many records it covers.
         distinct_keys: how many of them are the last of their key in their interval.
         budget_bytes: what it was allowed, None for no limit.
@@ -51,8 +51,8 @@ class OffsetMap:
     """
 
     def __init__(
-        self, first_dirty: int, end_offset: int, head: LastKeys, head_start: int, kept: Numbers, records: int,
-        budget_bytes: int | None, hash_keys: HashKeys,
+        self, first_dirty: int, end_offset: int, cuts: Sequence[int], head: LastKeys, kept: Numbers,
+        records: int, budget_bytes: int | None, hash_keys: HashKeys, *, complete: bool,
     ) -> None:  # fmt: skip
         self.first_dirty = first_dirty
         self.end_offset = end_offset
@@ -61,7 +61,9 @@ class OffsetMap:
         self.hash_keys = hash_keys
         self.distinct_keys = len(kept)
         self._head: LastKeys | None = head
-        self._head_start = head_start
+        self.complete = complete
+        self.cuts = tuple(cuts)
+        self._head_start = max((a for a in cuts if a <= first_dirty), default=0)
         self._kept = kept
 
     @classmethod
@@ -94,17 +96,19 @@ class OffsetMap:
         """
         cuts = sorted(a for a in set(anchors) if a > first_dirty)
         capacity = None if budget_bytes is None else max(1, budget_bytes // BYTES_PER_KEY)
-        pieces = _Pieces(capacity, hash_keys, cuts)
+        pieces = _Pieces(capacity, hash_keys, hold, cuts)
         for offsets, keys in _dirty_keys(dirty, first_dirty, dirty_end):
-            if not pieces.add(offsets, keys, hold):
+            if not pieces.add(offsets, keys):
                 break
         head, kept, records, complete = pieces.finish()
         if not complete:
             dirty_end = _offset_of(dirty, first_dirty, records)
         elif dirty_end is None:
             dirty_end = max(first_dirty, pieces.last_offset + 1)
-        head_start = max((a for a in anchors if a <= first_dirty), default=0)
-        return cls(first_dirty, dirty_end, head, head_start, kept, records, budget_bytes, hash_keys)
+        return cls(
+            first_dirty, dirty_end, sorted(set(anchors)), head, kept, records, budget_bytes, hash_keys,
+            complete=complete,
+        )  # fmt: skip
 
     @property
     def utilisation(self) -> float:
@@ -183,18 +187,19 @@ class Cursor:
 class _Pieces:
     """The dirty section, cut at anchors: the last keys of each interval."""
 
-    def __init__(self, capacity: int | None, hash_keys: HashKeys, cuts: list[int]) -> None:
+    def __init__(self, capacity: int | None, hash_keys: HashKeys, hold: Hold, cuts: list[int]) -> None:
         self._held = HeldKeys()
         self._hash_keys = hash_keys
+        self._hold = hold
         self._left = capacity
         self._cuts = cuts
-        self._piece = LastKeys(self._held, capacity, hash_keys)
+        self._piece = LastKeys(self._held, capacity, hash_keys, hold)
         self._number = 0
         self._head = self._piece
         self._kept: list[Numbers] = []
         self.last_offset = -1
 
-    def add(self, offsets: Ints, keys: pa.Array, hold: Hold) -> bool:
+    def add(self, offsets: Ints, keys: pa.Array) -> bool:
         """The next records. False if the budget is exhausted."""
         start = 0
         while start < len(offsets):
@@ -205,11 +210,11 @@ class _Pieces:
                     return False
                 self._settle()
                 self._number = number
-                self._piece = LastKeys(self._held, self._left, self._hash_keys)
+                self._piece = LastKeys(self._held, self._left, self._hash_keys, self._hold)
             stop = len(offsets)
             if number < len(self._cuts):
                 stop = int(np.searchsorted(offsets, self._cuts[number]))
-            if not self._piece.add(hold(keys.slice(start, stop - start))):
+            if not self._piece.add(keys.slice(start, stop - start)):
                 return False
             start = stop
         self.last_offset = int(offsets[-1])
@@ -220,9 +225,7 @@ class _Pieces:
         self._piece.finish()
         self._settle()
         end = self._piece.end
-        records = self._held.count
-        if end is not None and end < self._held.end:
-            records = int(self._held.ordinals(np.array([end]))[0])
+        records = self._held.count if end is None else self._held.ordinal(end)
         kept = self._kept[0] if len(self._kept) == 1 else np.concatenate(self._kept)
         return self._head, kept, records, end is None
 

@@ -72,9 +72,10 @@ def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int,
     return tuple(at[n] for n in range(len(state.partitions)))
 
 
-def since_at(state: State, root: Path, since: At) -> tuple[int, ...]:
-    """Where every partition ended at a point behind which the changes are wanted; its own state need not be
-    exact. Raises `CompactedAway` where a delete behind it is gone, or the log begins later.
+def since_at(state: State, root: Path, since: At, to: tuple[int, ...]) -> tuple[int, ...]:
+    """Where every partition ended at a point after which the changes are wanted, up to the end offsets `to`.
+    Its own state need not be exact. Raises `CompactedAway` where a delete between the two is gone, or the log
+    begins later.
     """
     if isinstance(since, str) or since is None:
         ends = ends_at(state, root, since)
@@ -83,7 +84,7 @@ def since_at(state: State, root: Path, since: At) -> tuple[int, ...]:
     else:
         ends = commit_at(state, root, since).ends
     for number, (end, p) in enumerate(zip(ends, state.partitions, strict=True)):
-        reading.check_following(state, root, number, end)
+        reading.check_following(state, root, number, end, to[number])
         if end < p.start:
             raise CompactedAway(
                 "The log begins later than that.", path=root, position=f"partition {number}, offset {end}",

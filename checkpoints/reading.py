@@ -90,23 +90,32 @@ def unique_below_of(p: PartitionState) -> int:
     return min((p.unique_end, *p.splits))
 
 
-def misses_delete(p: PartitionState, offset: int) -> bool:
-    """Whether who has read up to `offset`, and goes on there, may miss the delete of a key that it has seen.
+def misses_delete(p: PartitionState, offset: int, to: int | None = None) -> bool:
+    """Whether who has read up to `offset`, and goes on there up to `to`, may miss the delete of a key that it
+    has seen.
 
     Its tombstone came later and is gone. From the log's start on there is nothing to miss.
+
+    Args:
+        to: a position at which the state is exact; None for the log's end.
     """
-    return 0 < offset <= p.dropped_tombstone
+    return 0 < offset <= last_dropped(p, to)
 
 
-def check_following(state: State, root: Path, partition: int, offset: int) -> None:
-    """Raises `CompactedAway` where following from `offset` would miss a delete."""
+def last_dropped(p: PartitionState, to: int | None = None) -> int:
+    """The highest offset below `to` of a tombstone that is gone, -1 for none; `to` as for `misses_delete`."""
+    return max((x for x in p.dropped_tombstones if to is None or x < to), default=-1)
+
+
+def check_following(state: State, root: Path, partition: int, offset: int, to: int | None = None) -> None:
+    """Raises `CompactedAway` where following from `offset` up to `to` would miss a delete."""
     p = partition_state(state, root, partition)
-    if misses_delete(p, offset):
+    if misses_delete(p, offset, to):
         raise CompactedAway(
-            "A delete behind this position was compacted away.",
+            "A delete after this position was compacted away.",
             path=names.partition(root, partition),
             position=f"partition {partition}, offset {offset}",
-            expected=f"an offset above {p.dropped_tombstone}, the last delete that was dropped",
+            expected=f"an offset above {last_dropped(p, to)}, the last delete that was dropped",
             found=offset,
             remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
             "leaves more time",

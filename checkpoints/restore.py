@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from keyfold.checkpoints import reading
-from keyfold.checkpoints.fold import OffsetMap, compact, last_values
+from keyfold.checkpoints.fold import last_values
 from keyfold.checkpoints.handing import hand_over
 from keyfold.checkpoints.identity import check_partitions, read_identity
 from keyfold.checkpoints.kept_snapshots import newest
@@ -79,7 +79,7 @@ def restore(
 
     Raises:
         NotAChangelog, Damaged, FormatTooNew: see there.
-        CompactedAway: the exact state at `at` no longer exists, or a delete behind `since` is gone.
+        CompactedAway: the exact state at `at` no longer exists, or a delete between `since` and it is gone.
         ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
     """
     place = newest(Place(*located(path, filesystem, files)))
@@ -92,7 +92,7 @@ def restore(
         view = View(files, root)
         lock.record(view.state.n)
         ends = ends_at(view.state, root, at)
-        begins = None if since is None else since_at(view.state, root, since)
+        begins = None if since is None else since_at(view.state, root, since, ends)
         selection = Selection.of(root, view.identity.columns, keys, prefix)
         wanted = set(selection.partitions(len(ends)) if partitions is None else _numbers(root, partitions))
         for number in wanted:
@@ -345,7 +345,7 @@ class RestoredState:
         def source() -> Iterator[pa.RecordBatch]:
             return self._selection.of_batches(between(begin, end))
 
-        return compact(source, OffsetMap.build(source, begin, (), None), 0)
+        return last_values(source, begin, deletes=True)
 
     def _all(self) -> list[pa.RecordBatch]:
         """All partitions, two at a time."""

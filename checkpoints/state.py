@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from keyfold.checkpoints.partition import PartitionState, Pass, partition_from, partition_line
+from keyfold.checkpoints.partition import PartitionState, partition_from, partition_line
 from keyfold.checkpoints.segment_lines import Line, grown, segment_from
 from keyfold.statestore.blocks import FORMAT_VERSION
 from keyfold.statestore.segment import Segment
@@ -156,37 +156,12 @@ def _seal(state: State, line: Line) -> State:
 
 def _swap(state: State, line: Line) -> State:
     p = state.partitions[line["partition"]]
-    out = set(line["out"])
-    if not out <= {s.name for s in p.segments}:
-        raise ValueError("a swap takes out segments that are not there")
-    rest = tuple(s for s in p.segments if s.name not in out)
-    added = tuple(segment_from(s) for s in line["in"])
-    changed = replace(
-        p,
-        segments=tuple(sorted((*added, *rest), key=lambda s: (s.base, s.next))),
-        clean_end=line["clean_end"],
-        unique_end=line["unique_end"],
-        passes=tuple(Pass(*x) for x in line["passes"]),
-        splits=tuple(line["splits"]),
-        dropped_tombstone=line["dropped_tombstone"],
-        dropped_at=state.n if line.get("drops", True) else p.dropped_at,
-    )
-    return _with_partition(state, line["partition"], changed)
+    return _with_partition(state, line["partition"], p.folded(line, state.n))
 
 
 def _delete(state: State, line: Line) -> State:
     p = state.partitions[line["partition"]]
-    start, out = line["start"], set(line["out"])
-    kept = tuple(s for s in p.segments if s.name not in out)
-    changed = replace(
-        p,
-        segments=kept,
-        start=start,
-        clean_end=max(p.clean_end, start),
-        unique_end=max(p.unique_end, start),
-        splits=tuple(x for x in p.splits if x > start),
-    )
-    return _with_partition(state, line["partition"], changed)
+    return _with_partition(state, line["partition"], p.retained(line["start"], set(line["out"])))
 
 
 def _rollback(state: State, line: Line) -> State:
@@ -209,19 +184,7 @@ def truncated(
     for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
         out, added = parts.get(number, (set[str](), ()))
         segments = (*(s for s in p.segments if s.name not in out), *added)
-        passes = {min(x.clean_end, end): x.time_ms for x in reversed(p.passes)}
-        partitions.append(
-            replace(
-                p,
-                segments=tuple(sorted(segments, key=lambda s: s.base)),
-                end=end,
-                clean_end=min(p.clean_end, end),
-                unique_end=min(p.unique_end, end),
-                passes=tuple(Pass(*x) for x in sorted(passes.items())),
-                splits=tuple(x for x in p.splits if x < end),
-                dropped_tombstone=min(p.dropped_tombstone, end - 1),
-            )
-        )
+        partitions.append(p.truncated(end, tuple(sorted(segments, key=lambda s: s.base))))
     commits = tuple(c for c in state.commits if c.number <= commit)
     # Now it is the last one again, whatever followed it.
     commits = (*commits[:-1], *(replace(c, until_ms=-1) for c in commits[-1:]))

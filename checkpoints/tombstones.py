@@ -8,7 +8,7 @@ each such key lies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from keyfold.checkpoints.held_keys import HeldKeys
-from keyfold.checkpoints.last_keys import BYTES_PER_KEY, HashKeys, LastKeys
-from keyfold.checkpoints.offset_map import Hold, Source, offsets_of
+from keyfold.checkpoints.last_keys import BYTES_PER_KEY, HashKeys, Hold, LastKeys
+from keyfold.checkpoints.offset_map import Source, offsets_of
 from keyfold.statestore.keybytes import Bools, Ints
 
 _NONE: Final = np.iinfo(np.int64).max
@@ -32,38 +32,68 @@ def has_value(batch: pa.RecordBatch) -> Bools:
 
 
 class ExpiredTombstones:
-    """The keys of tombstones below an offset, and the first kept value of each as the log is gone over.
+    """The keys of tombstones between two offsets, and the first kept value of each as the log is gone over.
 
     Args:
         source: the log from its start.
+        above: tombstones below need not be looked for.
         below: tombstones from here on stay.
+        cuts: ascending offsets.
         budget_bytes: 24 for every distinct key; where it does not suffice, the younger tombstones stay for
             now. None for no limit.
         hash_keys, hold: as for `OffsetMap.build`.
 
     Attributes:
+        end: every tombstone below was looked at. At most `below`, and at least the first one is.
         dropped: how many have been dropped so far.
-        highest_dropped: the highest offset of those, or -1.
     """
 
     def __init__(
-        self, source: Source, below: int, budget_bytes: int | None, hash_keys: HashKeys, hold: Hold
-    ) -> None:
+        self, source: Source, above: int, below: int, cuts: Sequence[int], budget_bytes: int | None,
+        hash_keys: HashKeys, hold: Hold,
+    ) -> None:  # fmt: skip
+        self._above = above
         self._below = below
+        self._source = source
         capacity = None if budget_bytes is None else max(1, budget_bytes // _BYTES_PER_KEY)
-        self._keys = LastKeys(HeldKeys(), capacity, hash_keys)
+        held = HeldKeys()
+        self._keys = LastKeys(held, capacity, hash_keys, hold)
+        for _, keys in self._tombstones():
+            if not self._keys.add(keys):
+                break
+        self._keys.finish()
+        self.end = below
+        if self._keys.end is not None:
+            self.end = self._offset_of(held.ordinal(self._keys.end))
+        self._first_value = np.full(self._keys.distinct, _NONE, np.int64)
         self.dropped = 0
-        self.highest_dropped = -1
-        for batch in source() if below > 0 else ():
-            if batch.num_rows and offsets_of(batch)[0] >= below:
+        self._cuts = np.array(cuts, np.int64)
+        self._highest = np.full(len(cuts) + 1, -1, np.int64)
+
+    @property
+    def highest_dropped(self) -> tuple[int, ...]:
+        """The highest offset that was dropped so far between each two neighbouring cuts, ascending."""
+        return tuple(self._highest[self._highest >= 0].tolist())
+
+    def _tombstones(self) -> Iterator[tuple[Ints, pa.Array]]:
+        """Offsets and keys of the tombstones that are looked for."""
+        for batch in self._source() if self._above < self._below else ():
+            offsets = offsets_of(batch)
+            if len(offsets) and offsets[0] >= self._below:
                 break
             if batch.column("value").null_count:
-                count = int(np.searchsorted(offsets_of(batch), below))
-                rows = np.flatnonzero(~has_value(batch)[:count])
-                if len(rows) and not self._keys.add(hold(batch.column("key").take(pa.array(rows)))):
-                    break
-        self._keys.finish()
-        self._first_value = np.full(self._keys.distinct, _NONE, np.int64)
+                start, stop = np.searchsorted(offsets, [self._above, self._below]).tolist()
+                rows = start + np.flatnonzero(~has_value(batch)[start:stop])
+                if len(rows):
+                    yield offsets[rows], batch.column("key").take(pa.array(rows))
+
+    def _offset_of(self, number: int) -> int:
+        """The offset of a tombstone by its number."""
+        for offsets, _ in self._tombstones():
+            if number < len(offsets):
+                return int(offsets[number])
+            number -= len(offsets)
+        return self._below
 
     def without(
         self, batch: pa.RecordBatch, kept: Ints | None, hashes: Callable[[], npt.NDArray[np.int64]]
@@ -84,7 +114,8 @@ class ExpiredTombstones:
         if len(gone) == 0:
             return kept
         self.dropped += len(gone)
-        self.highest_dropped = int(offsets[gone[-1]])
+        between = np.searchsorted(self._cuts, offsets[gone], side="right")
+        np.maximum.at(self._highest, between, offsets[gone])
         staying = np.ones(batch.num_rows, np.bool_)
         staying[gone] = False
         return rows[staying[rows]]

@@ -166,7 +166,7 @@ def slow_pass(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[st
     """Passes that go on until they are stopped; the event is set when one has begun."""
     begun, ended = threading.Event(), []
 
-    def slow(writer: object, number: int, pace: Callable[[int], None]) -> None:
+    def slow(writer: object, number: int, pace: Callable[[int], None], **more: object) -> None:
         begun.set()
         try:
             while True:
@@ -274,7 +274,7 @@ def test_the_reason_survives_a_new_writer(tmp_path: Path) -> None:
 def test_a_full_disk_never_gives_a_partition_up(log: Changelog, monkeypatch: pytest.MonkeyPatch) -> None:
     append(log, 0, 10)
 
-    def full(*args: object) -> None:
+    def full(*args: object, **more: object) -> None:
         raise StorageFailed("There is no room for a cleaner pass.", path=log.path)
 
     monkeypatch.setattr(cleaner_manager, "clean_partition", full)

@@ -49,7 +49,7 @@ def section(*sizes: int) -> Section:
     segments = tuple(
         Segment(f"{n}", 10 * n, 10 * (n + 1), size, 10, 0, -1, 0, 1) for n, size in enumerate(sizes)
     )
-    return Section(segments, 0, 0, 10 * len(sizes), (), 0)
+    return Section(segments, 0, 0, 10 * len(sizes), (), 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_who_follows_and_has_missed_a_delete_is_told(tmp_path: Path) -> None:
         log.compact()
         log.compact()
         assert log.state.partitions[0].dropped_tombstone == 2
-        with pytest.raises(CompactedAway, match="A delete behind this position"):
+        with pytest.raises(CompactedAway, match="A delete after this position"):
             log.read(0, 2, follow=True)
         assert [b["key"].to_pylist() for b in log.read(0, 3, follow=True)] == [[b"c"]]
         assert [b["key"].to_pylist() for b in log.read(0, 0, follow=True)] == [[b"b", b"c"]]

@@ -162,6 +162,40 @@ def test_a_map_ends_where_positions_run_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert [r.offset for r in records(compact(lambda: found, offset_map, 0))] == list(range(2998, 4000))
 
 
+@pytest.mark.parametrize("sizes", [[], [1] * 400, [1000, 1, 1, 1000]])
+def test_last_values_are_exact_where_positions_run_out(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several maps take turns, each with the records before it as its clean section."""
+    monkeypatch.setattr(last_keys, "POSITIONS_MAX", 1 << 10)
+    monkeypatch.setattr(last_keys, "_SMALL_ROWS", 1)
+    log = [Record(i, b"%d" % (i * 7 % 900), None if i % 5 == 0 else b"%d" % i) for i in range(3000)]
+    found = batches(log, sizes)
+    for unique_below in (0, 700):
+        state = records(last_values(lambda: found, unique_below))
+        assert state == sorted(r for r in {r.key: r for r in log}.values() if r.value is not None)
+        state = records(last_values(lambda: found, unique_below, deletes=True))
+        assert state == sorted({r.key: r for r in log}.values())
+
+
+def test_many_small_batches_take_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of a few records is a block, and millions of those must not use up 32 bits."""
+    monkeypatch.setattr(last_keys, "POSITIONS_MAX", 32 << 10)
+    log = log_of(*(b"%d" % (i % 1000) for i in range(20_000)))
+    found = batches(log, [5] * 4000)
+    assert OffsetMap.build(lambda: found, 0, (), None).complete
+    table = pa.Table.from_batches(found)
+    assert last_per_key(table).num_rows == 1000
+
+
+def test_more_rows_than_can_be_told_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_keys, "POSITIONS_MAX", 1 << 10)
+    rows = pa.Table.from_batches(batches(log_of(*(b"%d" % (i % 3) for i in range(1025)))))
+    with pytest.raises(ValueError, match="more than 1024 rows"):
+        last_per_key(rows)
+    assert last_per_key(rows.slice(1)).num_rows == 3
+
+
 # -- tombstones ----------------------------------------------------------------------------------------------
 
 
@@ -236,7 +270,7 @@ def test_counts_say_what_was_read_kept_and_dropped() -> None:
     source = batches(log)
     kept = list(compact(lambda: source, built(log), 2, counts))
     assert (counts.records_read, counts.records_kept) == (4, 2)
-    assert (counts.tombstones_dropped, counts.highest_dropped_tombstone) == (1, 1)
+    assert (counts.tombstones_dropped, counts.dropped_tombstones) == (1, (1,))
     assert counts.bytes_read == sum(b.nbytes for b in source)
     assert counts.bytes_kept == sum(b.nbytes for b in kept)
 
@@ -413,8 +447,12 @@ def test_a_batch_of_which_all_records_stay_is_passed_on_as_it_is() -> None:
     assert first.column("key").buffers()[2].address == source[0].column("key").buffers()[2].address
 
 
-def test_keys_that_were_moved_are_not_read_where_they_came_from(tmp_path: Path) -> None:
+def test_keys_that_were_moved_are_not_read_where_they_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`hold` moves keys to a mapped file; the batch's own memory may then be used for something else."""
+    # Smaller arrays are held for a while before they are moved together.
+    monkeypatch.setattr(last_keys, "_SMALL_ROWS", 1)
     spill = (tmp_path / "keys").open("w+b")
     mapped: list[mmap.mmap] = []
 

@@ -129,7 +129,7 @@ def test_changes_behind_a_delete_that_is_gone_are_refused(tmp_path: Path) -> Non
         log.append(table([(b"c", b"1")]))
         log.compact()
         log.compact()
-        with pytest.raises(CompactedAway, match="A delete behind this position"):
+        with pytest.raises(CompactedAway, match="A delete after this position"):
             restore(log.path, since={0: 2})
         assert restore(log.path, since={0: 3}).to_dict() == {b"c": b"1"}
 

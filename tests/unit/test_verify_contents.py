@@ -53,7 +53,7 @@ def _first(line: dict[str, Any]) -> dict[str, Any]:
         (lambda x: _first(x).update(start=999), "out of order"),
         (lambda x: _first(x).update(clean_end=999), "out of order"),
         (lambda x: _first(x)["passes"].append([999, 0]), "passes are out of order"),
-        (lambda x: _first(x).update(dropped_tombstone=999), "in the dirty section"),
+        (lambda x: _first(x).update(dropped_tombstones=[999]), "in the dirty section"),
         (lambda x: _first(x).update(end=999), "do not end where"),
         (lambda x: _first(x)["segments"].pop(-1), "do not end where"),
         (lambda x: _first(x)["segments"].append(_first(x)["segments"][0]), "named twice"),
