@@ -261,6 +261,26 @@ def test_a_time_to_begin_at_does_not_move_the_position(
     assert job.counted() == topics.counted(topic)
 
 
+def test_a_resumed_query_that_begins_elsewhere_is_refused_until_its_checkpoint_is_deleted(
+    job: Job, topics: Topics, topic: str
+) -> None:
+    """Its options were forgotten: the records since the beginning, or the state itself, would count twice."""
+    topics.words(topic, SOME)
+    job.run()
+    counted = job.counted()
+    topics.words(topic, MORE)
+    for begin, says in (("earliest", "offsets 0 to .* come again"), ("latest", "are left out")):
+        lose(job.checkpoint)
+        with job.lost() as again, pytest.raises(StreamingQueryException, match=f"(?s)BatchConflict.*{says}"):
+            job.count(kafka_stream(job.spark, {**job.options, "startingOffsets": begin}), again)
+        with pytest.raises(StreamingQueryException, match=f"(?s)BatchConflict.*{says}"):
+            job.run()
+        assert job.counted() == counted
+    lose(job.checkpoint)
+    job.run()
+    assert job.counted() == topics.counted(topic)
+
+
 # -- Kafka is not what it was --------------------------------------------------------------------------------
 
 
