@@ -7,12 +7,14 @@ import decimal
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.jsonvalues import decode_objects
 
 _ESCAPED = re.compile(r'[\x00-\x1f"\\]')
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
@@ -38,6 +40,66 @@ def encode_raw(field: pa.Field, value: object) -> bytes:
     if pa.types.is_binary(field.type) and isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise _unfit(field, value)
+
+
+def first_other_form(keys: pa.Array, schema: pa.Schema) -> int | None:
+    """The first key that means the same as other bytes, which Spark writes: one key would be two.
+
+    Args:
+        keys: each is known to be JSON of `schema`.
+    """
+    plain = pc.match_substring_regex(keys, _plain_pattern(schema)).to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(~plain)
+    if not len(rows):
+        return None
+    # Escapes, fractions of decimals, nulls in structs and the like: written again, one by one.
+    others = keys.take(pa.array(rows))
+    for row, key, values in zip(rows, others, _rows(decode_objects(others, schema, keys=True)), strict=True):
+        if values is not None and encode_object(schema, values) != key.as_py():
+            return int(row)
+    return None
+
+
+def _rows(table: pa.Table) -> Iterator[list[object] | None]:
+    """The values of each row; None where Python has no such date."""
+    for row in range(table.num_rows):
+        try:
+            yield [column[row].as_py() for column in table.columns]
+        except (ValueError, OverflowError):
+            yield None
+
+
+def _plain_pattern(schema: pa.Schema) -> str:
+    """Matches keys that Spark has written so; not all of them, but all that are usual."""
+    members = [f"{re.escape(_string(field.name))}:{_plain(field.type)}" for field in schema]
+    return r"\A\{" + ",".join(members) + r"\}\z"
+
+
+def _plain(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "(?:true|false)"
+    if pa.types.is_integer(kind):
+        return "(?:0|-?[1-9][0-9]*)"
+    if pa.types.is_string(kind):
+        return r'"[^"\\\x00-\x1f]*"'
+    if pa.types.is_binary(kind):
+        return '"(?:[0-9A-F][0-9A-F])*"'
+    if pa.types.is_date(kind):
+        return '"[0-9]{4}-[0-9]{2}-[0-9]{2}"'
+    if pa.types.is_timestamp(kind):
+        return (
+            r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}'
+            + ("Z" if kind.tz else "")
+            + '"'
+        )
+    if pa.types.is_floating(kind):
+        return r'"-?0x1\.(?:0|[0-9a-f]*[1-9a-f])p(?:0|-?[1-9][0-9]*)"'
+    if pa.types.is_decimal(kind):
+        return "-?[1-9][0-9]*" + (rf"\.[0-9]{{{kind.scale}}}" if kind.scale else "")
+    if pa.types.is_list(kind):
+        item = _plain(kind.value_type)
+        return rf"\[(?:{item}(?:,{item})*)?\]"
+    return _plain_pattern(pa.schema(list(kind))).removeprefix(r"\A").removesuffix(r"\z")
 
 
 def _member(field: pa.Field, value: object) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from keyfold.statestore import sparktypes
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.jsonkeys import encode_object, encode_raw
+from keyfold.statestore.jsonkeys import encode_object, encode_raw, first_other_form
 from keyfold.statestore.jsonvalues import decode_objects, first_bad, first_misfit
 from keyfold.statestore.sparktypes import FieldJson
 
@@ -275,7 +275,9 @@ def _misfit(records: pa.Array, format_: Format, schema: pa.Schema, *, keys: bool
         return None if row is None else Misfit(row, f"{side}, column {only.name!r}", "valid UTF-8")
     found = first_misfit(records, schema, keys=keys)
     if found is None:
-        return None
+        other = first_other_form(records, schema) if keys else None
+        expected = "the bytes that columns.encode_key gives: other bytes are another key"
+        return None if other is None else Misfit(other, side, expected)
     row, name = found
     if name is None:
         columns = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no field"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import BadRecord, SchemaMismatch
 from keyfold.statestore.typed import Columns
 from support.changelogs import BY_HAND
+from support.typed_golden import GOLDEN, NOT_FINITE, Golden
 
 SECRET = b"hunter2"
 
@@ -82,6 +84,13 @@ BAD: list[tuple[str, bytes, bytes | None, str]] = [
     ("json", b'{"k":1}', b'{"v":1}\xff', "value"),
     ("raw", b"\xff", b"", "key, column 'k'"),
     ("raw", b"a", b"\xff\xfe", "value, column 'v'"),
+    ("json", b'{"k": 1}', b"{}", "key"),
+    ("json", b' {"k":1}', b"{}", "key"),
+    ("json", b'{"k":-0}', b"{}", "key"),
+    ("two keys", b'{"b":"x","a":1}', b"{}", "key"),
+    ("two keys", b'{"a":1,"b":"\\u0041"}', b"{}", "key"),
+    ("two keys", b'{"a":1,"b":"\\/"}', b"{}", "key"),
+    ("two keys", b'{"a":1,"b":"\\u000a"}', b"{}", "key"),
     ("two keys", b'{"a":1}', b"{}", "key, column 'b'"),
     ("two keys", b'{"a":1,"b":null}', b"{}", "key, column 'b'"),
 ]
@@ -142,6 +151,61 @@ def test_the_first_bad_record_is_found_wherever_it_is(rows: list[tuple[bool, int
     first = next((i for i, value in enumerate(values) if value not in (b'{"v":1}', b" {}")), None)
     found = JSON.misfit(pa.array([b'{"k":1}'] * len(values)), pa.array(values, pa.binary()))
     assert (None if found is None else found.row) == first
+
+
+KEYS = [g for g in (*GOLDEN, *NOT_FINITE) if g.key_text is not None]
+
+
+@pytest.mark.parametrize("golden", KEYS, ids=lambda g: f"{g.key_text[:30]}")
+def test_a_key_as_spark_writes_it_fits_and_with_a_space_in_it_does_not(golden: Golden) -> None:
+    of = Columns(
+        {"type": "struct", "fields": [field("n", "long"), field("k", golden.kind)]},
+        ("n", "k"),
+        "json",
+        "json",
+    )
+    right = f'{{"n":7,"k":{golden.key_text}}}'.encode()
+    wrong = f'{{"n":7, "k":{golden.key_text}}}'.encode()
+    values = pa.array([b"{}"] * 3, pa.binary())
+    assert of.misfit(pa.array([right] * 3, pa.binary()), values) is None
+    found = of.misfit(pa.array([right, right, wrong], pa.binary()), values)
+    assert found is not None
+    assert (found.row, found.part) == (2, "key")
+
+
+PLAIN: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    ("long", st.integers(-(2**63), 2**63 - 1)),
+    ("string", st.text(st.characters(exclude_categories=["Cs"]))),
+    ("double", st.floats()),
+    ("float", st.floats(width=32)),
+    ("decimal(18,6)", st.decimals(-(10**11), 10**11, allow_nan=False, places=6)),
+    ("decimal(10,0)", st.integers(-(10**9), 10**9)),
+    ("boolean", st.booleans()),
+    ("binary", st.binary()),
+    ("date", st.dates()),
+    ("timestamp_ntz", st.datetimes()),
+    ("timestamp", st.datetimes(timezones=st.just(datetime.timezone.utc))),
+]
+NESTED: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    *PLAIN,
+    (
+        {"type": "array", "elementType": "string", "containsNull": True},
+        st.lists(st.none() | st.text('ab"\n')),
+    ),
+    (
+        {"type": "struct", "fields": [field("x", "long"), field("y", "double")]},
+        st.fixed_dictionaries({"x": st.none() | st.integers(0, 9), "y": st.none() | st.floats()}),
+    ),
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_every_key_that_encode_key_gives_fits(data: st.DataObject) -> None:
+    kind, values = data.draw(st.sampled_from(NESTED))
+    of = Columns({"type": "struct", "fields": [field("k", kind)]}, ("k",), "json", "json")
+    keys = [of.encode_key({"k": data.draw(values)}) for _ in range(3)]
+    assert of.misfit(pa.array(keys, pa.binary()), pa.array([b"{}"] * 3, pa.binary())) is None
 
 
 # -- and what got in before ----------------------------------------------------------------------------------
