@@ -34,7 +34,8 @@ from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.hashing import partition_of
 from keyfold.statestore.kv import ReadOnlyStore
-from keyfold.statestore.remote import located
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import located, writable
 from keyfold.statestore.typed import Columns
 
 _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
@@ -62,7 +63,7 @@ class Changelog(Maintained):
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: AnyPath,
         *,
         mode: Literal["w", "r"] = "w",
         partitions: int | None = None,
@@ -75,6 +76,7 @@ class Changelog(Maintained):
         """Open the changelog at `path`; to write, it is created where there is none.
 
         Args:
+            path: on a local disk; to read also the URL of a snapshot elsewhere.
             mode: "w" to write (and read), "r" to read beside a writer.
             partitions: of a new changelog (default 1); an existing one must have as many.
             columns: the typed columns of a new changelog; None for raw bytes.
@@ -86,8 +88,8 @@ class Changelog(Maintained):
             ConfigError: a setting or the number of partitions is refused.
             NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
         """
-        root = Path(path)
         arguments.flag("steal", steal)
+        files, root = located(path, None, files) if mode == "r" else (files, writable(path, files))
         if partitions is not None:
             check_partitions(partitions)
         if columns is not None and not isinstance(columns, Columns):
@@ -199,8 +201,7 @@ class Changelog(Maintained):
         nothing.
 
         Args:
-            table: columns `key`, `value` (null: a delete), and if wanted `timestamp`, `headers`; in log
-                order.
+            table: columns `key`, `value` (null: a delete), perhaps `timestamp`, `headers`; in log order.
             app_id: whose batch it is; batch ids are compared within one app.
             batch_id: rises from batch to batch; None takes the next one.
 
@@ -249,24 +250,23 @@ class Changelog(Maintained):
 
     @classmethod
     def clone(
-        cls, snapshot: str | Path, path: str | Path, *, filesystem: Any = None, files: Files = LOCAL
+        cls, snapshot: AnyPath, path: AnyPath, *, filesystem: Any = None, files: Files = LOCAL
     ) -> Changelog:
         """A new changelog at `path` from a snapshot, open to write: the same log, state and apps, with an
         identity of its own. `resume` works on it as on the one that was lost.
 
         Args:
-            snapshot: a snapshot, or a folder of them such as `snapshot.dest`, of which it is the newest; a
-                directory or a URL.
-            filesystem: as for `snapshot`.
+            snapshot: a snapshot, or a folder of them, of which it is the newest; a directory or a URL.
             path: an empty or missing directory.
 
         Raises:
             NotAChangelog: there is no whole snapshot, or `path` is taken.
             Damaged: a file of the snapshot is not as it was written. StorageFailed: see there.
         """
+        root = writable(path, files)
         source = newest(Place(*located(snapshot, filesystem, files)))
-        clone(source, Place(files, Path(path)), uuid.uuid4().hex)
-        return cls.open(path, files=files)
+        clone(source, Place(files, root), uuid.uuid4().hex)
+        return cls.open(root, files=files)
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_at import at_from
-from keyfold.checkpoints.cli_output import Place, out, settings_from, time_of, verb
+from keyfold.checkpoints.cli_output import LocalPath, Place, out, settings_from, time_of, verb
 from keyfold.checkpoints.cli_tables import sentence, table
 from keyfold.checkpoints.config import UNLIMITED, LogConfig
 from keyfold.checkpoints.identity import read_identity
@@ -206,9 +206,7 @@ def _time(ms: int | None) -> str | None:
 )
 @click.option("--to", metavar="PLACE", help="Write a snapshot there: a directory, or a URL.")
 @click.option("--at", metavar="COMMIT", help="With --to: the commit, as in restore; the last one without it.")
-@click.option(
-    "--clone-to", metavar="DIR", type=click.Path(path_type=Path), help="Make a changelog of a snapshot."
-)
+@click.option("--clone-to", metavar="DIR", type=LocalPath(), help="Make a changelog of a snapshot.")
 def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None) -> None:
     """Write a snapshot: a copy as of a commit, complete in itself and only to be read. Or make a changelog of
     one.
@@ -222,7 +220,7 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
     if at is not None and to is None:
         raise click.UsageError("--at says of which commit --to is a snapshot.")
     if clone_to is not None:
-        with Changelog.clone(place.given, clone_to, files=place.files) as log:
+        with Changelog.clone(place.given, clone_to, files=place.local) as log:
             document: dict[str, Any] = {"path": str(clone_to), "uuid": log.identity.uuid}
         place.show(lambda: document, lambda: out("cloned to {path}".format(**document)))
         return

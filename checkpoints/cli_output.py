@@ -18,18 +18,27 @@ from keyfold.checkpoints.cli_exits import output_failed
 from keyfold.checkpoints.cli_tables import printable
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import local_path
+from keyfold.statestore.remote import located
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a verb works on, and how it answers. `given` is PATH as it was typed, which may be a URL."""
+    """What a verb works on, and how it answers.
+
+    Attributes:
+        path: in `files`; a local one is absolute.
+        given: PATH as it was typed, which may be a URL.
+        local: the files of this machine, for what is written.
+    """
 
     path: Path
     files: Files
     as_json: bool
     given: str = ""
+    local: Files = LOCAL
 
     def show(self, document: Callable[[], Any], text: Callable[[], None]) -> None:
         """One JSON document, or what `text` prints."""
@@ -37,6 +46,18 @@ class Place:
             out(json.dumps(document(), indent=2))
         else:
             text()
+
+
+class LocalPath(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A path on this machine, absolute; with `dash` also `-`, as it is."""
+
+    name = "path"
+
+    def __init__(self, *, dash: bool = False) -> None:
+        self._dash = dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value) if self._dash and value == "-" else local_path(value)
 
 
 def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
@@ -53,8 +74,10 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
         @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
         @click.pass_context
         def run(context: click.Context, /, path: str, as_json: bool, **options: Any) -> None:
+            local = context.find_object(Files) or LOCAL
+            files, root = located(path, None, local)
             try:
-                function(Place(Path(path), context.find_object(Files) or LOCAL, as_json, path), **options)
+                function(Place(root, files, as_json, path, local), **options)
             except OSError as e:
                 if e.filename is None and not isinstance(e, BrokenPipeError):
                     e.filename = path  # a write to an open file does not say to which

@@ -11,7 +11,7 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_at import AT_HELP, at_from
-from keyfold.checkpoints.cli_output import Place, out, verb
+from keyfold.checkpoints.cli_output import LocalPath, Place, out, verb
 from keyfold.checkpoints.cli_records import LINES_AT_ONCE, contents
 from keyfold.checkpoints.cli_tables import on_terminal, sentence
 from keyfold.checkpoints.export import FORMATS, export
@@ -29,7 +29,7 @@ from keyfold.statestore.errors import ConfigError
 @click.option(
     "--to",
     required=True,
-    type=click.Path(path_type=Path),
+    type=LocalPath(dash=True),
     help="DIR, FILE.parquet, FILE.arrow, FILE.csv, or -.",
 )
 @click.option("--at", metavar="POINT", help=AT_HELP)
@@ -73,7 +73,7 @@ def _print(state: RestoredState) -> None:
 
 def _exported(place: Place, state: RestoredState, to: Path) -> int:
     try:
-        return export(state, to, place.files)
+        return export(state, to, place.local)
     except OSError as e:
         if e.filename is None:
             e.filename = str(to)  # a write to an open file does not say to which
@@ -82,27 +82,25 @@ def _exported(place: Place, state: RestoredState, to: Path) -> int:
 
 def _check_target(place: Place, to: Path) -> bool:
     """Whether it is a file. Raises `ConfigError` for an unknown form and for what is there already."""
-    is_file = to.suffix in FORMATS
+    files, is_file = place.local, to.suffix in FORMATS
     if not is_file and to.suffix:
         raise ConfigError(
             "There is no such format.", path=to,
             expected=", ".join(FORMATS) + ", or a directory without suffix", found=to.suffix,
             remedy="choose one of these",
         )  # fmt: skip
-    taken = place.files.exists(to) and (
-        is_file or not place.files.is_directory(to) or place.files.list_directory(to)
-    )
+    taken = files.exists(to) and (is_file or not files.is_directory(to) or files.list_directory(to))
     if taken:
         raise ConfigError(
             "Nothing is overwritten.", path=to, expected="a path that does not exist yet",
-            found="a directory" if place.files.is_directory(to) else "a file",
+            found="a directory" if files.is_directory(to) else "a file",
             remedy="choose another path, or remove it",
         )  # fmt: skip
     return is_file
 
 
 def _to_store(place: Place, state: RestoredState, to: Path) -> int:
-    existed = place.files.is_directory(to)
+    existed = place.local.is_directory(to)
     try:
         store = state.to_store(to)
         try:
@@ -111,5 +109,5 @@ def _to_store(place: Place, state: RestoredState, to: Path) -> int:
             store.close()
     except BaseException:
         if not existed:
-            place.files.remove_tree(to)
+            place.local.remove_tree(to)
         raise

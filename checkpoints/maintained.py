@@ -19,7 +19,8 @@ from keyfold.checkpoints.snapshot import Place, Snapshot, take
 from keyfold.checkpoints.state import Anchor, Commit, State
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, StorageFailed
-from keyfold.statestore.files import Files
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote import located
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class Maintained(ABC):
         host = self.host
         return roll_back(host.writer, host.cleaning, to)
 
-    def snapshot(self, to: str | Path, at: At = None, *, filesystem: Any = None) -> Snapshot:
+    def snapshot(self, to: AnyPath, at: At = None, *, filesystem: Any = None) -> Snapshot:
         """A copy as of a commit, self-contained and only to be read: `restore`, `Changelog.open(mode="r")`
         and the data source take it as it is, `Changelog.clone` makes a changelog of it.
 
@@ -157,7 +158,7 @@ class Maintained(ABC):
             self.host.writer.seal_active()
         with self.pinned() as state:
             commit = exact_commit(state, self.path, at)
-            place = Place(*located(to, filesystem, self.files))
+            place = Place(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
             return take(Place(self.files, self.path), self.identity, state, commit, place)
 
     # -- the policy's snapshots --------------------------------------------------------------------

@@ -12,33 +12,37 @@ under `commits`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 from keyfold.checkpoints.journal import decode_line, encode_line
 from keyfold.checkpoints.state import Commit
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError, Damaged, NotResumable
 from keyfold.statestore.files import Files
-
-_URI: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:")
-_LOCAL_URI: Final = re.compile(r"^file:(?://)?(/.*)$")
+from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
 
 
-def checkpoint_path(checkpoint: str | Path) -> Path:
-    """The absolute path of a `checkpointLocation`. Raises `ConfigError` where it is on no local disk."""
-    text = str(checkpoint)
-    local = _LOCAL_URI.match(text)
-    if local is None and _URI.match(text):
+def checkpoint_path(checkpoint: AnyPath) -> Path:
+    """The absolute path of a `checkpointLocation`, as Spark takes it.
+
+    Raises `ConfigError` where it is on no local disk, and where it begins with `~`, a directory of that name
+    for Spark.
+    """
+    text = text_of(checkpoint)
+    if remote_scheme(checkpoint) is not None:
         raise ConfigError(
             "A resumed query's checkpoint has to be on a local disk.", expected="a path or a file: URI",
             found=text.partition(":")[0] + ":",
             remedy="leave checkpoint= out, and seed the query with keyfold.streaming.aggregate or seed",
         )  # fmt: skip
-    return Path(local[1] if local else text).absolute()
+    if text.startswith("~"):
+        raise ConfigError(
+            "Spark does not take ~ for a home.", path=text, expected="the path without ~", found="~",
+            remedy="give os.path.expanduser(path), here and as checkpointLocation",
+        )  # fmt: skip
+    return local_path(checkpoint, decode=False)
 
 
 class QueryPin:

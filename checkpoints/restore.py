@@ -32,7 +32,8 @@ from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
-from keyfold.statestore.remote import located
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import located, writable
 from keyfold.statestore.segment import Segment
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ DELETED = "_deleted"
 
 
 def restore(
-    path: str | Path,
+    path: AnyPath,
     *,
     at: At = None,
     since: At = None,
@@ -64,7 +65,7 @@ def restore(
 
     Args:
         path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec; of a folder of
-            snapshots (`snapshot.dest`) the newest one.
+            snapshots (`snapshot.dest`) the newest one. A relative path is that of this moment.
         at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
             without a time zone: UTC), an end offset for every partition as `{partition: offset}`, or None for
             the last commit.
@@ -82,6 +83,7 @@ def restore(
         CompactedAway: the exact state at `at` no longer exists, or a delete between `since` and it is gone.
         ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
     """
+    target_files = files
     place = newest(Place(*located(path, filesystem, files)))
     files, root = place.files, place.root
     with ExitStack() as stack:
@@ -98,7 +100,9 @@ def restore(
         for number in wanted:
             reading.partition_state(view.state, root, number)
         listeners = ([] if listener is None else [listener], progress)
-        restored = RestoredState(files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners)
+        restored = RestoredState(
+            files, target_files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners
+        )
         restored.hold(lock)
         stack.pop_all()
         return restored
@@ -135,6 +139,7 @@ class RestoredState:
     def __init__(
         self,
         files: Files,
+        target_files: Files,
         root: Path,
         view: View,
         ends: tuple[int, ...],
@@ -151,6 +156,8 @@ class RestoredState:
         self._begins = begins
         self._selection = selection
         self._files = files
+        #: of the directories that targets are written to
+        self._target_files = target_files if target_files.has_locks else LOCAL
         self._identity = view.identity
         self._state = view.state
         self._listeners, self._progress = listeners
@@ -252,6 +259,11 @@ class RestoredState:
                 found="one of them",
                 remedy='filter the DataFrame, or read format("keyfold") with mode "changes"',
             )  # fmt: skip
+        if not self._files.has_locks:
+            raise ConfigError(
+                "Spark's tasks read on a local disk.", path=self.path, expected="a local directory",
+                found="another file system", remedy="copy it here with Changelog.clone, or use to_arrow",
+            )  # fmt: skip
         offsets = ",".join(str(e) for e in self.ends)
         reader = spark.read.format("keyfold").option("endOffsets", offsets)
         # Passes may fold this state away before Spark has planned.
@@ -262,15 +274,16 @@ class RestoredState:
             reader = reader.option("partitions", ",".join(str(p) for p in self.partitions))
         return reader.load(str(self.path.resolve()))
 
-    def to_store(self, path: str | Path) -> ReadOnlyStore:
+    def to_store(self, path: AnyPath) -> ReadOnlyStore:
         """A new RocksDB store of the state in the directory `path`, open: get, get_all, range, prefix, all,
         close. `open_store(path)` opens it again.
         """
-        self._check_state("A store", Path(path))
-        return write_store(self._files, Path(path), self._identity.uuid, self.batches())
+        target = writable(path)
+        self._check_state("A store", target)
+        return write_store(self._target_files, target, self._identity.uuid, self.batches())
 
     def to_changelog(
-        self, path: str | Path, *, partitions: int | None = None, config: Mapping[str, object] | None = None
+        self, path: AnyPath, *, partitions: int | None = None, config: Mapping[str, object] | None = None
     ) -> Path:
         """A new changelog at `path` with the state, and with the last commit of every app, so that `resume`
         works on it; it may have another number of partitions. A part of a state (`keys`, `prefix`, or not all
@@ -285,12 +298,12 @@ class RestoredState:
         Raises:
             NotAChangelog: `path` is taken. ConfigError, StorageFailed: see there.
         """
-        target = Path(path)
+        target = writable(path)
         self._check_state("A changelog", target)
         if partitions is not None:
             check_partitions(partitions)
         write_changelog(
-            self._files, target, self._identity, self.batches(), self._apps(),
+            self._target_files, target, self._identity, self.batches(), self._apps(),
             partitions=partitions, config=arguments.mapping("config", {} if config is None else config),
         )  # fmt: skip
         return target

@@ -20,12 +20,12 @@ from keyfold.checkpoints.state import Commit
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.errors import NotAChangelog, NotResumable
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import writable
 from keyfold.statestore.typed import Columns
 
 
-def resume(
-    path: str | Path, app_id: str, *, checkpoint: str | Path | None = None, files: Files = LOCAL
-) -> Resumed:
+def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, files: Files = LOCAL) -> Resumed:
     """What a job with a lost checkpoint starts again from: state and source position of its last commit.
 
     The commit is pinned by an anchor until the new query's second batch is in, so that a crash meanwhile
@@ -47,14 +47,14 @@ def resume(
         ConfigError: no app id, or the checkpoint is no local path.
         Damaged: what was kept in the checkpoint cannot be read.
     """
-    root, app_id = Path(path), checked_app(app_id)
+    root, app_id = writable(path, files), checked_app(app_id)
     identity = read_identity(files, root)
     pin = None if checkpoint is None else QueryPin(files, checkpoint_path(checkpoint), identity.uuid, app_id)
     if pin is not None:
         if pin.is_binding():
             return _resumed_again(files, root, identity, pin)
         pin.check_not_begun()
-    with Changelog.open(path, files=files) as log:
+    with Changelog.open(root, files=files) as log:
         writer = log.host.writer
         with writer.exclusive:
             last = _last_commit(writer, app_id)
@@ -63,13 +63,13 @@ def resume(
             anchor = _pinned(writer, app_id, last)
     if pin is not None:
         pin.write(last)
-    state = restore(path, at=anchor, files=files)
+    state = restore(root, at=anchor, files=files)
     kept = None if pin is None else pin.checkpoint
     return Resumed(last, root, identity.uuid, identity.columns, kept, False, files, state)
 
 
 def resume_if_lost(
-    path: str | Path, app_id: str, *, checkpoint: str | Path, files: Files = LOCAL
+    path: AnyPath, app_id: str, *, checkpoint: AnyPath, files: Files = LOCAL
 ) -> Resumed | None:
     """`resume` for a job that calls it at every start: None where there is nothing to resume.
 
@@ -80,7 +80,7 @@ def resume_if_lost(
     Raises:
         What `resume` raises.
     """
-    root, app_id = Path(path), checked_app(app_id)
+    root, app_id = writable(path, files), checked_app(app_id)
     try:
         identity = read_identity(files, root)
     except NotAChangelog:
@@ -90,7 +90,7 @@ def resume_if_lost(
         return None
     if not pin.has_begun() and app_id not in View(files, root).state.apps:
         return None
-    return resume(path, app_id, checkpoint=checkpoint, files=files)
+    return resume(root, app_id, checkpoint=checkpoint, files=files)
 
 
 def _resumed_again(files: Files, root: Path, identity: Identity, pin: QueryPin) -> Resumed:

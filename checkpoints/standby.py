@@ -30,6 +30,8 @@ from keyfold.checkpoints.views import ViewLock, now_ms
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
 from keyfold.statestore.files import LOCAL, Files, OpenFile
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import writable
 
 log = logging.getLogger("keyfold")
 
@@ -57,10 +59,8 @@ class Standby:
         StorageFailed: there is no room for last values of its own in the directory of the changelog.
     """
 
-    def __init__(
-        self, path: str | Path, *, files: Files = LOCAL, clock_ms: Callable[[], int] = now_ms
-    ) -> None:
-        self.path = Path(path)
+    def __init__(self, path: AnyPath, *, files: Files = LOCAL, clock_ms: Callable[[], int] = now_ms) -> None:
+        self.path = writable(path, files)
         self._files = files
         self._clock_ms = clock_ms
         if read_identity(files, self.path).snapshot:

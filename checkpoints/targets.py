@@ -25,6 +25,8 @@ from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity as StoreIdentity
 from keyfold.statestore.lastvalues import LastValues, StoreUnusable
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import writable
 from keyfold.statestore.storeformat import ALL_PARTITIONS
 
 #: So much of the state is in one sorted file of a store, or in one commit of a changelog.
@@ -67,13 +69,13 @@ def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordB
         yield few, applied
 
 
-def open_store(path: str | Path, *, files: Files = LOCAL) -> ReadOnlyStore:
+def open_store(path: AnyPath, *, files: Files = LOCAL) -> ReadOnlyStore:
     """A store that `RestoredState.to_store` has made: get, get_all, range, prefix, all, snapshot, close.
 
     Raises:
         ConfigError: there is none, or it cannot be opened.
     """
-    directory = Path(path)
+    directory = writable(path, files)
     found: object = "none"
     # RocksDB makes what is missing, also where something else is.
     if files.exists(directory / "CURRENT"):

@@ -29,6 +29,8 @@ from keyfold.checkpoints.views import ViewLock
 from keyfold.statestore import names
 from keyfold.statestore.errors import Damaged
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import located
 from keyfold.statestore.typed import Columns
 
 __all__ = ["Damage", "Unnamed", "Verification", "verify"]
@@ -69,14 +71,14 @@ class Verification:
         return not self.damages
 
 
-def verify(path: str | Path, *, files: Files = LOCAL, progress: Progress | None = None) -> Verification:
+def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = None) -> Verification:
     """Check everything that counts of the changelog at `path`, to the end whatever is found.
 
     Raises:
         NotAChangelog: the path holds none.
         FormatTooNew: a later version made it.
     """
-    root = Path(path)
+    files, root = located(path, None, files)
     damages = Damages()
     identity = _check_identity(files, root, damages)
     lock = ViewLock(files, root)

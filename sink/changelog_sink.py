@@ -31,6 +31,7 @@ from keyfold.sink.staging import Stage, Staged
 from keyfold.statestore import names
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.typed import Columns, Format
 
 Names: TypeAlias = str | Sequence[str] | None
@@ -93,7 +94,7 @@ class ChangelogSink(ForeachBatch):
 
     def __init__(
         self,
-        path: str | Path,
+        path: AnyPath,
         *,
         keys: Names = None,
         partitions: int | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
@@ -20,6 +19,8 @@ from keyfold.sink.delivery import Delivery, Intake, batch_of, check_dataframe, c
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote import writable
 from keyfold.statestore.typed import Columns
 
 Self = TypeVar("Self", bound="ForeachBatch")
@@ -33,7 +34,7 @@ class ForeachBatch(ABC):
 
     def __init__(
         self,
-        path: str | Path,
+        path: AnyPath,
         *,
         partitions: int | None,
         config: Mapping[str, object] | None,
@@ -44,7 +45,7 @@ class ForeachBatch(ABC):
         files: Files,
     ) -> None:
         # Spark's JVM and its workers have working directories of their own.
-        self.path = Path(path).absolute()
+        self.path = writable(path, files)
         self._files = files
         self._intake = Intake(files, self.path, app_id, on_reset, accept_replay=accept_replay)
         self._partitions = partitions

@@ -6,7 +6,6 @@ The names that a task needs are all here: `Task`, `Store`, and the serdes of its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeAlias, cast
 
 from pyspark.sql import DataFrame
@@ -23,6 +22,7 @@ from keyfold.sink.named_stores import NamedStores, Store
 from keyfold.sink.task_runner import Processes, Ran, Task, TaskRunner, is_task
 from keyfold.statestore.errors import SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.serdes import BytesSerde, Int64Serde, JsonSerde, StringSerde
 
 __all__ = [
@@ -82,7 +82,7 @@ class TaskSink(ForeachBatch):
 
     def __init__(
         self,
-        path: str | Path,
+        path: AnyPath,
         process: Process | Processes,
         *,
         partitions: int | None = None,

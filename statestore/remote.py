@@ -6,6 +6,7 @@ closed, whole, and is durable then; there are no locks, and nothing is cut or ov
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,40 +17,57 @@ import pyarrow.fs
 
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
+from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
 
 
-def located(place: str | Path, filesystem: Any = None, files: Files = LOCAL) -> tuple[Files, Path]:
-    """What reads and writes at `place`, and the path there.
+def located(place: AnyPath, filesystem: Any = None, files: Files = LOCAL) -> tuple[Files, Path]:
+    """What reads and writes at `place`, and the path there: a local one is absolute.
 
     Args:
-        place: a local path, or a URL that pyarrow knows (s3, gs, abfs, hdfs, file), else fsspec.
+        place: a local path (see `local_path`), or a URL that pyarrow knows (s3, gs, abfs, hdfs), else fsspec.
         filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, for credentials and end points; `place` is
             then a path in it.
+        files: where `place` is local. Where these have no locks, `place` is a path in them.
 
     Raises:
-        ConfigError: nobody knows such a URL.
+        ConfigError: it is no path, or nobody knows such a URL.
     """
-    if filesystem is not None:
-        return RemoteFiles(_as_pyarrow(filesystem)), Path(place)
-    if isinstance(place, Path) or "://" not in place:
-        return files, Path(place)
-    scheme, _, rest = place.partition("://")
-    if scheme == "file":
-        return files, Path(rest)
+    if filesystem is not None or not files.has_locks:
+        text = text_of(place)
+        if "://" in text:
+            raise ConfigError(
+                "With filesystem= a path in it is expected.", expected="a path without a scheme",
+                found=text.partition("://")[0] + "://", remedy="leave the scheme out, or filesystem=",
+            )  # fmt: skip
+        return files if filesystem is None else RemoteFiles(_as_pyarrow(filesystem)), Path(text)
+    scheme = remote_scheme(place)
+    if scheme is None:
+        return files, local_path(place)
+    url = text_of(place)
     try:
-        found, path = pa.fs.FileSystem.from_uri(place)
+        found, path = pa.fs.FileSystem.from_uri(url)
         return RemoteFiles(found), Path(path)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
-        try:
-            import fsspec
+        with contextlib.suppress(ImportError, ValueError, TypeError):
+            from fsspec.core import url_to_fs
 
-            return RemoteFiles(_as_pyarrow(fsspec.filesystem(scheme))), Path(rest)
-        except (ImportError, ValueError):
-            raise ConfigError(
-                "There is no file system for this URL.", expected="a URL of pyarrow.fs or fsspec",
-                found=f"{scheme}://",
-                remedy="correct it, install fsspec's package for it, or give filesystem=",
-            ) from e  # fmt: skip
+            fsspec_one, path = url_to_fs(url)
+            if "://" not in path:
+                return RemoteFiles(_as_pyarrow(fsspec_one)), Path(path)
+        raise ConfigError(
+            "There is no file system for this URL.", expected="a URL of pyarrow.fs or fsspec",
+            found=f"{scheme}://", remedy="correct it, install fsspec's package for it, or give filesystem=",
+        ) from e  # fmt: skip
+
+
+def writable(place: AnyPath, files: Files = LOCAL) -> Path:
+    """The absolute path of a directory that is written to with locks and syncs. Raises `ConfigError`."""
+    if not files.has_locks:
+        raise ConfigError(
+            "Here files can only be read.", path=text_of(place), expected="a local directory",
+            found="another file system", remedy="copy a snapshot to a local directory with Changelog.clone",
+        )  # fmt: skip
+    return local_path(place)
 
 
 def _as_pyarrow(filesystem: Any) -> pa.fs.FileSystem:

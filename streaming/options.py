@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
-from urllib.parse import unquote, urlparse
 
 from keyfold.checkpoints.handing import HandedView
 from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.paths import local_path
 
 Mode: TypeAlias = Literal["state", "log", "changes"]
 Kind: TypeAlias = Literal["batch", "stream"]
@@ -212,18 +211,14 @@ def _mode(values: Mapping[str, str]) -> Mode:
 
 def _path(values: Mapping[str, str]) -> Path:
     text = values.get("path", "")
-    url = urlparse(text)
-    if url.scheme == "file":
-        text = unquote(url.path)
-    elif "://" in text:
-        raise _refused(
-            "path", "It is not on a file system.", "a local path", f"a {url.scheme} URL", "copy it here"
-        )
     if not text:
         raise _refused(
             "path", "It is missing.", "the changelog's directory", "nothing", 'give it to load("…")'
         )
-    return Path(os.path.abspath(text))
+    try:
+        return local_path(text)
+    except ConfigError as e:
+        raise _refused("path", e.what, str(e.expected), str(e.found), e.remedy or "correct it") from None
 
 
 def _at(text: str | None) -> int | str | None:

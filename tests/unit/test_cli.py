@@ -180,6 +180,10 @@ def test_verbs_that_read_work_in_a_directory_that_cannot_be_written(crashed: Pat
     """As another user, where the tests run as root; that one cannot restore to anywhere here."""
     for path in (*crashed.rglob("*"), crashed):
         path.chmod(0o555 if path.is_dir() else 0o444)
+    # The other user has to come so far.
+    above = [path for path in crashed.parents if path.stat().st_mode & 0o077 == 0]
+    for path in above:
+        path.chmod(0o711)
     words = json.dumps([[verb, ".", *VERBS[verb]] for verb in READING if verb != "restore"])
     done = subprocess.run(
         [sys.executable, "-c", _UNPRIVILEGED, str(crashed), words],
@@ -189,6 +193,8 @@ def test_verbs_that_read_work_in_a_directory_that_cannot_be_written(crashed: Pat
     )
     for path in (crashed, *crashed.rglob("*")):
         path.chmod(0o755)
+    for path in above:
+        path.chmod(0o700)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
