@@ -64,8 +64,19 @@ def live(files: Files, path: Path, told: Told) -> None:
         log.compact()
 
 
-def bury(files: Files) -> None:
+def forget(log: Changelog) -> None:
+    """From now on the writer of `log` is as one of another process. `bury` ends it."""
+    for path, (host, _) in list(hosting._hosts.items()):
+        if host is log.host:
+            del hosting._hosts[path]
+
+
+def bury(files: Files, forgotten: Changelog | None = None) -> None:
     """End what the process of a killed life would have taken with it: its threads and its shared writer."""
+    if forgotten is not None:
+        forgotten.host.writer.fence("its process is dead")
+        with suppress(Killed, Exception):
+            forgotten.host.close()
     for path, (host, _) in list(hosting._hosts.items()):
         if host.writer.files is files:
             del hosting._hosts[path]
