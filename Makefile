@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+MINUTES ?= 60
 
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
@@ -54,8 +55,11 @@ format: $(TEST)/$(INSTALLED)  ## Put the form right
 types: $(TEST)/$(INSTALLED)  ## Check the types
 	$(TEST)/bin/mypy $(ARGS)
 
-soak: check-java $(TEST)/$(INSTALLED)  ## Run the long tests: many more crashes and examples; an hour or more
-	HYPOTHESIS_PROFILE=soak $(PYTEST) $(PARALLEL) -o timeout=7200 -m "soak or crash or model" $(ARGS)
+# What goes on in rounds ends with its share of MINUTES; the rest takes as long as it takes.
+soak: check-java $(TEST)/$(INSTALLED)  ## Run the long tests for MINUTES=60: crashes, power losses, corruptions, histories. SOAK_SEED=... repeats a round
+	rm -rf var/soak
+	SOAK_MINUTES=$(MINUTES) HYPOTHESIS_PROFILE=soak $(PYTEST) $(PARALLEL) -o timeout=14400 -m "soak or longer or crash or model" $(ARGS); \
+		status=$$?; $(TEST)/bin/python tests/support/soak_table.py var/soak docs/reliability.md; exit $$status
 
 bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED) $(KAFKA)/complete $(STREAMS)/complete  ## Measure speed and memory beside other tools. BENCH=benchmarks/append.py measures one
 	@set -e; for file in $(or $(BENCH),$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \

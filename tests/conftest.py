@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         directory = item.path.relative_to(ROOT / "tests").parts[0]
         if directory in MARKERS:
             item.add_marker(directory)
+        if "soak" in getattr(item, "fixturenames", ()):
+            item.add_marker("longer")
         if directory == "kafka" and "topics" in getattr(item, "fixturenames", ()):
             # Spark and a broker at once, which a process should start once.
             item.add_marker("kafka_source")

@@ -10,13 +10,16 @@ from hypothesis import settings
 from support.machine_living import LivingMachine
 from support.machine_reading import ReadingMachine
 
+#: In `make soak` they have rounds of their own, in tests/soak.
+EXAMPLES = min(settings().max_examples, 100)
+
 
 class ChangelogMachine(ReadingMachine):
     """Nothing happens but what is called."""
 
 
 TestChangelog = ChangelogMachine.TestCase
-TestChangelog.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=25)
+TestChangelog.settings = settings(max_examples=2 * EXAMPLES, stateful_step_count=25)
 
 TestLivingChangelog = LivingMachine.TestCase
-TestLivingChangelog.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=15)
+TestLivingChangelog.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=15)

@@ -55,7 +55,7 @@ HARMS: tuple[Harm, ...] = (flipped, flipped, flipped, zeroed, cut, removed, leng
 
 
 def test_no_corruption_is_silent() -> None:
-    with Soak("corruptions", share=0.2) as soak:
+    with Soak("corruptions", share=0.15) as soak:
         for seed in soak.rounds():
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:

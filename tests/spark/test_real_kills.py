@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from keyfold.checkpoints import Changelog, restore
 from keyfold.statestore.errors import KeyfoldError
 from support import killed_job
+from support.soaking import Soak
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -57,22 +59,33 @@ def run(root: Path, kill: random.Random | None) -> int | None:
 
 
 def test_a_job_killed_at_random_moments_ends_equal_to_the_oracle(tmp_path: Path, soak: bool) -> None:
-    kills = 100 if soak else 10
-    seed = random.SystemRandom().randrange(2**32)
+    """With `make soak` it goes on for its share of the time; 100 kills are what an hour should see."""
+    if not soak:
+        kill(tmp_path, random.SystemRandom().randrange(2**32), lambda done: done >= 10)
+        return
+    with Soak("kills-of-a-query", share=0.35) as figures:
+        for seed in figures.rounds():
+            kill(tmp_path / str(seed), seed, lambda done: done >= 10 or figures.is_over, figures)
+
+
+def kill(path: Path, seed: int, is_enough: Callable[[int], bool], figures: Soak | None = None) -> None:
+    """Histories one after another, with kills in between, until there are enough."""
     print(f"seed {seed}")
     draw = random.Random(seed)
     done = 0
     history = 0
-    while done < kills:
-        root = tmp_path / str(history)
-        root.mkdir()
+    while not is_enough(done):
+        root = path / str(history)
+        root.mkdir(parents=True)
         files = killed_job.write_files(root, seed + history)
-        while done < kills:
+        while not is_enough(done):
             code = run(root, draw)
             if code is not None:
                 assert code == 0, (root / "job.log").read_text()[-4000:]
                 break
             done += 1
+            if figures is not None:
+                figures.count("kills of a PySpark query")
         assert run(root, None) == 0, (root / "job.log").read_text()[-4000:]
         assert restore(root / "last").to_dict() == killed_job.expected_last(files), f"seed {seed}"
         assert restore(root / "sums").to_dict() == killed_job.expected_sums(files), f"seed {seed}"
