@@ -56,7 +56,7 @@ types: $(TEST)/$(INSTALLED)  ## Check the types
 	$(TEST)/bin/mypy $(ARGS)
 
 # What goes on in rounds ends with its share of MINUTES; the rest takes as long as it takes.
-soak: check-java $(TEST)/$(INSTALLED)  ## Run the long tests for MINUTES=60: crashes, power losses, corruptions, histories. SOAK_SEED=... repeats a round
+soak: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  ## Run the long tests for MINUTES=60: crashes, power losses, corruptions, histories. SOAK_SEED=... repeats a round
 	rm -rf var/soak
 	SOAK_MINUTES=$(MINUTES) HYPOTHESIS_PROFILE=soak $(PYTEST) $(PARALLEL) -o timeout=14400 -m "soak or longer or crash or model" $(ARGS); \
 		status=$$?; $(TEST)/bin/python tests/support/soak_table.py var/soak docs/reliability.md; exit $$status

@@ -191,6 +191,30 @@ def test_the_plain_options_go_on_where_the_commit_ended(job: Job, topics: Topics
     assert job.counted() == topics.counted(topic)
 
 
+def test_each_of_several_topics_goes_on_where_it_was(job: Job, topics: Topics, topic: str) -> None:
+    other = topics.make(f"{topic}-b")
+
+    def run(*numbers: int) -> None:
+        with job.lost() as again:
+            first, second = (
+                kafka_stream(job.spark, {**job.options, "subscribe": name}, resumed=again, source=number)
+                for name, number in zip((topic, other), numbers, strict=True)
+            )
+            job.count(first.union(second), again)
+
+    topics.words(topic, SOME)
+    topics.words(other, MORE)
+    run(0, 1)
+    lose(job.checkpoint)
+    topics.words(topic, LAST)
+    topics.words(other, SOME)
+    with pytest.raises(NotResumable, match=f"(?s)not among those it reads now.*{other}-0"):
+        run(1, 0)
+    run(0, 1)
+    assert job.counted() == topics.counted(topic, other)
+    topics.remove(other)
+
+
 @pytest.mark.parametrize("kind", ["subscribe", "subscribePattern", "assign"])
 def test_the_way_to_subscribe_stays_what_it_was(
     kind: str, spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
