@@ -45,15 +45,18 @@ def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
 @verb(
     "keyfold compact var/counts",
 )
-def compact(place: Place) -> None:
+@click.option("--full", is_flag=True, help="Fold from the log's start, whatever the manifest says is folded.")
+def compact(place: Place, full: bool) -> None:
     """Fold every partition now, whatever its dirty ratio; also one that the cleaner has given up.
+
+    With --full it repairs what `keyfold verify` has found to be folded wrongly.
 
     Where another process is writing, that one is asked to do it. Readers may go on. Prints what each pass
     over a partition did, and records and bytes before and after.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as before:
         began, at_first = time.monotonic(), before.state
-        passes = _compact(place)
+        passes = _compact(place, full)
         before.refresh()
         at_last = before.state
     seconds = time.monotonic() - began
@@ -69,16 +72,16 @@ def compact(place: Place) -> None:
     place.show(lambda: document, lambda: _show_passes(passes, document))
 
 
-def _compact(place: Place) -> list[dict[str, Any]]:
+def _compact(place: Place, full: bool) -> list[dict[str, Any]]:
     """What each pass did, whether this process made it or the one that writes."""
-    request = Request(place.files, place.path)
+    request = Request(place.files, place.path, full=full)
     remedy = "set cleaner.threads to 1 there, or end that process and try again"
     with ExitStack() as stack:
         asked = False
         while True:
             try:
                 with _writer(place, remedy) as log:
-                    return [asdict(p) for p in log.compact()]
+                    return [asdict(p) for p in log.compact(full=full)]
             except ChangelogLocked:
                 # A writer without cleaner threads does not listen.
                 if not read_identity(place.files, place.path).config.cleaner_threads:

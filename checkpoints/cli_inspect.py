@@ -279,9 +279,9 @@ def ls(place: Place) -> None:
 def verify(place: Place) -> None:
     """Check every checksum of everything that counts.
 
-    Identity, manifest, indexes and segments, and whether they agree. Goes on after a damage and lists all of
-    them, each with file, position, and what was expected and found; then the exit code is 4. Files that the
-    manifest does not name are listed too; they are no damage.
+    Identity, manifest, indexes and segments, whether they agree, and whether what was folded is folded. Goes
+    on after a damage and lists all of them, each with file, position, and what was expected and found; then
+    the exit code is 4. Files that the manifest does not name are listed too; they are no damage.
     """
     with progress("verifying") as advance:
         found = check(place.path, files=place.files, progress=advance)
@@ -310,6 +310,8 @@ def _show_verification(found: Verification) -> None:
         out(sentence(f"  {damage.what}"))
         out(sentence(f"  expected: {printable(damage.expected)}"))
         out(sentence(f"  found:    {printable(damage.found)}"))
+        if damage.remedy:
+            out(sentence(f"  what to do: {damage.remedy}"))
     for unnamed in found.unnamed:
         out(sentence(f"not named: {printable(str(unnamed.path))} ({unnamed.what})"))
     for note in found.notes:

@@ -13,13 +13,16 @@ MISSING: Final = "no such file"
 
 @dataclass(frozen=True)
 class Damage:
-    """One place that is not as it was written. `position` says where in the file, in bytes or offsets."""
+    """One place that is not as it was written. `position` says where in the file, in bytes or offsets;
+    `remedy` what helps, where something does that is not a copy.
+    """
 
     path: Path
     position: str
     what: str
     expected: str
     found: str
+    remedy: str = ""
 
     @property
     def missing(self) -> bool:
@@ -30,8 +33,10 @@ class Damage:
 class Damages(list[Damage]):
     """What was found so far."""
 
-    def add(self, path: Path, position: str, what: str, expected: object, found: object) -> None:
-        self.append(Damage(path, position, what, str(expected), str(found)))
+    def add(
+        self, path: Path, position: str, what: str, expected: object, found: object, remedy: str = ""
+    ) -> None:
+        self.append(Damage(path, position, what, str(expected), str(found), remedy))
 
     def add_error(self, error: KeyfoldError, path: Path) -> None:
         """An error that said it already; `path` where it names none."""

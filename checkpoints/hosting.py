@@ -121,9 +121,9 @@ class Host:
         """Whether another process waits for an answer."""
         return not self.writer.fenced and bool(requests.open_requests(self.writer.files, self.writer.root))
 
-    def _answer(self) -> dict[str, object]:
+    def _answer(self, full: bool) -> dict[str, object]:
         try:
-            return {"passes": [asdict(p) for p in self.compact()]}
+            return {"passes": [asdict(p) for p in self.compact(full=full)]}
         except KeyfoldError as e:
             return {"error": str(e)}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -27,16 +28,20 @@ def read_segments(
             yield from SegmentReader(files, directory, segment).batches(offset, to)
 
 
-def rereadable(
-    files: Files, directory: Path, segments: tuple[Segment, ...]
-) -> Callable[[int, int], Iterator[pa.RecordBatch]]:
+class Rereading(Protocol):
+    """Records between two offsets, as `SegmentReader.batches` gives them."""
+
+    def __call__(self, offset: int, to: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]: ...
+
+
+def rereadable(files: Files, directory: Path, segments: tuple[Segment, ...]) -> Rereading:
     """`read_segments` for who reads several times: no checksum is compared twice."""
     readers = [SegmentReader(files, directory, segment) for segment in segments]
 
-    def between(offset: int, to: int) -> Iterator[pa.RecordBatch]:
+    def between(offset: int, to: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]:
         for reader in readers:
             if reader.segment.next > offset and reader.segment.base < to:
-                yield from reader.batches(offset, to)
+                yield from reader.batches(offset, to, keys_only=keys_only)
 
     return between
 

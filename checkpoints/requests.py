@@ -1,6 +1,7 @@
 """A process that may not write asks the one that does, through files in `requests/`.
 
-Who asks locks `requests/<id>.compact` and waits for `requests/<id>.answer`. The lock tells the writer whether
+Who asks locks `requests/<id>.compact` and waits for `requests/<id>.answer`; an id that begins with `full-`
+asks to fold from the log's start. The lock tells the writer whether
 anybody still waits: of one that has died, what it asked for is forgotten.
 """
 
@@ -20,14 +21,15 @@ from keyfold.statestore.files import Files, OpenFile
 
 #: How often an answer is looked for, in seconds.
 _LOOK_SECONDS: Final = 0.1
+_FULL: Final = "full-"
 
 
 class Request:
     """A request to compact, as a context manager: it is there until the context is left."""
 
-    def __init__(self, files: Files, root: Path) -> None:
+    def __init__(self, files: Files, root: Path, *, full: bool = False) -> None:
         self._files = files
-        self._id = uuid.uuid4().hex
+        self._id = (_FULL if full else "") + uuid.uuid4().hex
         self._path = names.request(root, self._id)
         self._answer = names.answer(root, self._id)
         self._lock: OpenFile | None = None
@@ -68,9 +70,10 @@ def open_requests(files: Files, root: Path) -> list[str]:
     return [i for i in asked if _is_waited_for(files, root, i) and f"{i}.answer" not in present]
 
 
-def serve(files: Files, root: Path, request: str, compact: Callable[[], dict[str, Any]]) -> None:
-    """Answer one request with what `compact` returns."""
-    files.write_whole(names.answer(root, request), json.dumps(compact()).encode())
+def serve(files: Files, root: Path, request: str, compact: Callable[[bool], dict[str, Any]]) -> None:
+    """Answer one request with what `compact` returns, which is told whether to fold from the log's start."""
+    found = compact(request.startswith(_FULL))
+    files.write_whole(names.answer(root, request), json.dumps(found).encode())
 
 
 def _is_waited_for(files: Files, root: Path, request: str) -> bool:

@@ -7,7 +7,8 @@ stop at the first damage. What is checked:
 - the head's slots, the journal line by line and as a whole, and the state that its lines give
   (`verify_manifest`);
 - every segment that the manifest names: its bytes against marks or index, its records against what the
-  manifest says of them (`verify_segments`).
+  manifest says of them (`verify_segments`);
+- what the manifest says is folded, by folding it (`verify_folds`).
 
 Files that nobody names are listed, and are no damage: they do not exist. Last values are not looked at: the
 log is the truth, and a store that cannot be used is built anew.
@@ -23,6 +24,7 @@ from typing import Final
 from keyfold.checkpoints.damages import Damage, Damages
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.state import State
+from keyfold.checkpoints.verify_folds import check_folds
 from keyfold.checkpoints.verify_manifest import Manifest, check_manifest
 from keyfold.checkpoints.verify_segments import Counted, check_segment
 from keyfold.checkpoints.views import ViewLock
@@ -125,10 +127,11 @@ def _check_segments(
     done = 0
     for number, p in enumerate(state.partitions):
         directory = names.partition(root, number)
+        before = len(result.damages)
         for segment in p.segments:
             found = Damages()
             partition = (number, len(state.partitions))
-            result.checked += check_segment(files, directory, segment, partition, found, columns)
+            result.checked += check_segment(files, directory, segment, partition, found, p.clean_end, columns)
             for damage in found:
                 if manifest.partial and damage.missing:
                     result.notes.append(
@@ -139,6 +142,15 @@ def _check_segments(
             done += segment.size
             if progress is not None:
                 progress(done, total)
+        if len(result.damages) > before or manifest.partial:
+            result.notes.append(
+                f"partition {number}: whether keys are unique where they were folded cannot be proved, "
+                "because not all records can be read"
+            )
+            continue
+        found = Damages()
+        check_folds(files, directory, number, p, found)
+        result.damages.extend(found)
 
 
 _STRANGER: Final = "not of this changelog"

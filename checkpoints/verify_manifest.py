@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -347,6 +348,11 @@ def _partition_faults(p: PartitionState, epoch: int) -> Iterator[tuple[str, obje
     """What is wrong in one partition: segments cover its offsets without overlap or hole, up to its end."""
     if not 0 <= p.start <= p.clean_end <= p.end:
         yield "Offsets are out of order.", "0 <= start <= clean end <= end", (p.start, p.clean_end, p.end)
+    if not p.start <= p.unique_end <= p.clean_end or p.swept_end > p.unique_end:
+        found_ends = (p.start, p.swept_end, p.unique_end, p.clean_end)
+        yield "Ends of passes are out of order.", "start and swept end <= unique end <= clean end", found_ends
+    if not all(a < b for a, b in pairwise((p.start, *p.splits, p.clean_end))) and p.splits:
+        yield "Splits are out of order.", f"ascending between {p.start} and {p.clean_end}", p.splits
     passes = [x.clean_end for x in p.passes]
     if passes != sorted(passes) or (passes and passes[-1] > p.clean_end):
         yield "Cleaner passes are out of order.", f"ascending, up to {p.clean_end}", passes

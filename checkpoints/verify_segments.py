@@ -57,15 +57,17 @@ def check_segment(
     segment: Segment,
     partition: tuple[int, int],
     damages: Damages,
+    clean_end: int,
     columns: Columns | None = None,
 ) -> Counted:
     """Everything that counts of one segment and its index.
 
     Args:
         partition: its number, and how many there are: every key must belong into it.
+        clean_end: from this offset on no record may be missing.
         columns: of a typed changelog: every record must be of them.
     """
-    return _Check(files, directory, segment, partition, damages, columns).run()
+    return _Check(files, directory, segment, partition, damages, clean_end, columns).run()
 
 
 class _Check:
@@ -76,6 +78,7 @@ class _Check:
         segment: Segment,
         partition: tuple[int, int],
         damages: Damages,
+        clean_end: int,
         columns: Columns | None,
     ) -> None:
         self._files = files
@@ -88,6 +91,8 @@ class _Check:
         self._counted = Counted()
         self._whole = True
         self._last = segment.base - 1
+        #: where records go on that have to be there
+        self._dense = max(segment.base, clean_end)
         self._max_timestamp = -1
 
     def run(self) -> Counted:
@@ -231,6 +236,12 @@ class _Check:
                 f"from {self._last + 1} to {segment.next - 1}", f"{first} to {last}",
             )  # fmt: skip
         self._last = max(self._last, last)
+        dense = offsets[np.searchsorted(offsets, self._dense) :]
+        gaps = np.flatnonzero(dense != np.arange(self._dense, self._dense + len(dense)))
+        if len(gaps):
+            self._missing(self._dense + int(gaps[0]))
+        elif len(dense):
+            self._dense = last + 1
         number, count = self._partition
         stray = np.flatnonzero(partitions_of(batch.column("key"), count) != number)
         if len(stray):
@@ -265,12 +276,23 @@ class _Check:
         segment, counted = self._segment, self._counted
         said = (segment.records, segment.tombstones, segment.max_timestamp)
         found = (counted.records, counted.tombstones, self._max_timestamp)
+        if self._dense < segment.next:
+            self._missing(self._dense)
         if said != found:
             self._wrong(
                 "whole file", "The manifest says other things of a segment than it holds.",
                 "{} records, {} tombstones, newest {}".format(*said),
                 "{} records, {} tombstones, newest {}".format(*found),
             )  # fmt: skip
+
+    def _missing(self, offset: int) -> None:
+        """Where nothing was folded, a record is not there. Said once for each segment."""
+        self._wrong(
+            f"partition {self._partition[0]}, offset {offset}",
+            "A record is missing where nothing was folded.",
+            f"all records in offsets {offset} to {self._segment.next}", "no record at this one",
+        )  # fmt: skip
+        self._dense = self._segment.next
 
     # -- damage ----------------------------------------------------------------------------------------------
 

@@ -86,9 +86,9 @@ def test_a_request_of_a_dead_process_is_forgotten(tmp_path: Path) -> None:
 def test_an_answer_that_nobody_waits_for_any_more_is_removed(tmp_path: Path) -> None:
     with Request(LOCAL, tmp_path) as request:
         (asked,) = requests.open_requests(LOCAL, tmp_path)
-        requests.serve(LOCAL, tmp_path, asked, lambda: {"passes": []})
+        requests.serve(LOCAL, tmp_path, asked, lambda full: {"passes": []})
         assert requests.open_requests(LOCAL, tmp_path) == []
         assert request.answer(0) == {"passes": []}
-    requests.serve(LOCAL, tmp_path, asked, lambda: {"passes": []})
+    requests.serve(LOCAL, tmp_path, asked, lambda full: {"passes": []})
     assert requests.open_requests(LOCAL, tmp_path) == []
     assert not list((tmp_path / "requests").iterdir())

@@ -110,7 +110,9 @@ def place_segment(
         index[entry[0] : entry[0] + len(entry[1])] = entry[1]
         path.with_suffix(".index").write_bytes(index)
         segment = segment_line(replace(sealed, index_crc=crc32c(index)))
-        _first(line).update(end=next_offset, segments=[segment])
+        # As a pass leaves it, which may leave holes.
+        ends = dict.fromkeys(("end", "clean_end", "unique_end"), next_offset)
+        _first(line).update(**ends, segments=[segment])
 
     rewrite(root, place)
     return path
