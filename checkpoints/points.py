@@ -188,7 +188,27 @@ def exact_commit(state: State, root: Path, at: At) -> Commit:
     ends_at(state, root, at)
     if at is None:
         return state.commits[-1]
-    if not isinstance(at, str):
-        return commit_at(state, root, at)
-    anchor = state.anchors[at]
-    return next(c for c in state.commits if c.number == anchor.commit)
+    number = state.anchors[at].commit if isinstance(at, str) else commit_at(state, root, at).number
+    return not_alone(next(c for c in state.commits if c.number == number), root)
+
+
+def not_alone(commit: Commit, root: Path) -> Commit:
+    """The same commit. Raises `CompactedAway` where it is not known what all apps had committed by then."""
+    if commit.alone:
+        raise CompactedAway(
+            "What other apps had committed by then is no longer kept.", path=root,
+            position=f"commit {commit.number}", expected="one of the last commits, or one with an anchor",
+            found=f"the last commit of app {commit.app!r}, which is kept for that app alone",
+            remedy="name a later commit; raise commits.retained to keep more",
+        )  # fmt: skip
+    return commit
+
+
+def apps_at(state: State, root: Path, ends: tuple[int, ...]) -> list[Commit]:
+    """The last commit of every app up to these offsets. Raises `CompactedAway` where that is not known."""
+    held = [c for c in state.commits if all(e <= end for e, end in zip(c.ends, ends, strict=True))]
+    if held and (held[-1].ends == ends or held[-1].until_ms < 0):
+        not_alone(held[-1], root)
+    elif any(ends):
+        raise compacted_away(state, root, f"offsets {', '.join(map(str, ends))}")
+    return list({c.app: c for c in held}.values())

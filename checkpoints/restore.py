@@ -20,7 +20,7 @@ from keyfold.checkpoints.handing import hand_over
 from keyfold.checkpoints.identity import check_partitions, read_identity
 from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.opening import View
-from keyfold.checkpoints.points import At, ends_at, since_at
+from keyfold.checkpoints.points import At, apps_at, ends_at, since_at
 from keyfold.checkpoints.restore_listener import Bar, RestoreListener
 from keyfold.checkpoints.selection import Selection
 from keyfold.checkpoints.snapshot import Place
@@ -312,9 +312,7 @@ class RestoredState:
         """The last commit of every app whose whole state this is."""
         if not self._selection.is_whole or len(self.partitions) < len(self.ends):
             return []
-        known = sorted({*self._state.commits, *self._state.apps.values()}, key=lambda c: c.number)
-        held = (c for c in known if all(e <= end for e, end in zip(c.ends, self.ends, strict=True)))
-        return list({c.app: c for c in held}.values())
+        return apps_at(self._state, self.path, self.ends)
 
     def _check_state(self, what: str, target: Path) -> None:
         self._check_open()

@@ -40,6 +40,8 @@ class Commit:
         ends: every partition's end offset after it.
         until_ms: the earliest time of the commits that followed it and are no longer kept, -1 for none: from
             that time on it is not known to be the last one.
+        alone: it is kept only because its app had committed it last before a commit that is kept. What other
+            apps had committed by then is not known, so nothing can be rolled back to it.
         applied: False only where `Changelog.append` gives a commit that an earlier call has made.
     """
 
@@ -52,6 +54,7 @@ class Commit:
     digest: str
     ends: tuple[int, ...]
     until_ms: int = -1
+    alone: bool = False
     applied: bool = field(default=True, compare=False)
 
 
@@ -232,27 +235,27 @@ def _with_partition(state: State, number: int, partition: PartitionState) -> Sta
 def pruned(state: State, keep: int) -> State:
     """With the last `keep` commits whose state can be restored, and those that have an anchor.
 
-    What every app had committed last before such a commit stays too: a rollback to it must know. So does the
-    last commit of all.
+    What every app had committed last before such a commit stays too, alone: a rollback to it must know.
     """
     anchored = {a.commit for a in state.anchors.values()}
     oldest = state.commits[-keep].number if len(state.commits) > keep else 0
     named: set[int] = set()
     last: dict[str, int] = {}
+    lasts: set[int] = set()
     run = False
     for c in state.commits:
         last[c.app] = c.number
-        if (c.number >= oldest or c.number in anchored) and state.restorable(c.ends):
-            # Within a run of commits that stay, what the apps had committed stays anyway.
-            named.update((c.number,) if run else last.values())
-            run = True
-        else:
-            run = False
-    named.update(c.number for c in state.commits[-1:])
+        is_named = (c.number >= oldest or c.number in anchored) and state.restorable(c.ends)
+        if is_named:
+            named.add(c.number)
+            if not run:
+                # Within a run of commits that stay, what the apps had committed stays anyway.
+                lasts.update(last.values())
+        run = is_named
     kept: list[Commit] = []
     for c in state.commits:
-        if c.number in named:
-            kept.append(c)
+        if c.number in named or c.number in lasts:
+            kept.append(c if c.number in named else replace(c, alone=True))
         elif kept:
             times = (kept[-1].until_ms, c.time_ms, c.until_ms)
             kept[-1] = replace(kept[-1], until_ms=min(t for t in times if t >= 0))
@@ -311,11 +314,12 @@ def _commit_line(c: Commit) -> Line:
         "digest": c.digest,
         "ends": list(c.ends),
         "until": c.until_ms,
+        "alone": c.alone,
     }
 
 
 def _commit_from(line: Line) -> Commit:
     return Commit(
         line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
-        line["digest"], tuple(line["ends"]), line.get("until", -1),
+        line["digest"], tuple(line["ends"]), line.get("until", -1), line.get("alone", False),
     )  # fmt: skip
