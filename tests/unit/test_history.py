@@ -77,6 +77,42 @@ def test_what_a_line_says_of_a_segment_does_not_grow_with_the_segment(tmp_path: 
         }
 
 
+def test_a_rollback_to_an_old_anchor_knows_what_every_app_had_committed_then(tmp_path: Path) -> None:
+    with Changelog.open(tmp_path / "log", config={**BY_HAND, "commits.retained": 2}) as log:
+        log.append(rows(("k", "0")), app_id="quiet")
+        log.append(rows(("k", "1")), app_id="quiet")
+        log.append(rows(("k", "2")), app_id="busy")
+        log.anchor("x")
+        for i in range(200):
+            log.append(rows(("k", str(i))), app_id=("busy", "quiet")[i % 2])
+    with Changelog.open(tmp_path / "log") as log:
+        log.rollback("x")
+        assert (log.last_batch("quiet"), log.last_batch("busy")) == (1, 0)
+        assert restore(log.path).to_dict() == {b"k": b"2"}
+
+
+def test_a_time_at_which_a_forgotten_commit_was_the_last_is_refused(tmp_path: Path) -> None:
+    clock = Clock()
+    with Changelog.open(tmp_path / "log", config={**BY_HAND, "commits.retained": 1}, clock_ms=clock) as log:
+        first = clock.now_ms
+        for i in range(100):
+            log.append(rows(("k", str(i))))
+            if not i:
+                log.anchor("x")
+            clock.now_ms += 1000
+
+    def at(time_ms: int) -> dict[bytes, bytes]:
+        moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.timezone.utc)
+        return restore(tmp_path / "log", at=moment).to_dict()
+
+    with Changelog.open(tmp_path / "log"):  # a new journal begins with the commits that are kept
+        pass
+    assert (at(first + 999), at(first + 99_000)) == ({b"k": b"0"}, {b"k": b"99"})
+    for later_ms in (1000, 50_500, 98_999):
+        with pytest.raises(CompactedAway):
+            at(first + later_ms)
+
+
 # -- a journal that is rolled --------------------------------------------------------------------------------
 
 
@@ -156,6 +192,15 @@ def test_a_point_is_exact_from_the_log_start_or_refused_and_never_empty_by_reten
         log.append(rows(("new", "1")))
         assert restore(log.path).to_dict() == {**left, b"new": b"1"}
         assert verify(log.path).damages == []
+
+
+def test_commits_of_which_retention_has_left_nothing_are_not_kept(tmp_path: Path) -> None:
+    with removed(tmp_path / "log", 3, 5):
+        pass
+    with Changelog.open(tmp_path / "log", mode="r") as log:
+        # Of the others, what each app had committed last.
+        assert not any(log.state.restorable(c.ends) for c in log.state.commits[:3])
+        assert all(log.state.restorable(c.ends) for c in log.state.commits[3:])
 
 
 def test_an_anchor_does_not_outlive_what_retention_removes(tmp_path: Path) -> None:
