@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from keyfold.checkpoints import admission, hosting, reading, records
 from keyfold.checkpoints.config import LogConfig
@@ -20,12 +18,12 @@ from keyfold.checkpoints.identity import Identity, check_partitions, check_same_
 from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.opening import Creation, View
+from keyfold.checkpoints.processes import OwnProcess
 from keyfold.checkpoints.restore import state_batches
 from keyfold.checkpoints.snapshot import Place, clone
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.checkpoints.views import ViewLock, now_ms
-from keyfold.checkpoints.writer import Batch
 from keyfold.statestore import arguments, names
 from keyfold.statestore.arrow_store import ArrowStore
 from keyfold.statestore.blocks import RECORD_SCHEMA
@@ -54,6 +52,7 @@ class Changelog(Maintained):
 
     def __init__(self, path: Path, host: Host | None, view: View | None, view_lock: ViewLock | None) -> None:
         self.path = path
+        self._process = OwnProcess(path)
         self._host = host
         self._view = view
         self._view_lock = view_lock
@@ -117,7 +116,7 @@ class Changelog(Maintained):
         except BaseException:
             hosting.release(host)
             raise
-        return cls(root, host, None, None)
+        return cls(host.writer.root, host, None, None)
 
     @classmethod
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
@@ -211,25 +210,14 @@ class Changelog(Maintained):
         Raises:
             BadRecord: a null key (its row is named), a wrong column or type.
             BatchConflict: the batch id again with other rows, or passed over by a later one; a query's app.
-            ConfigError, StorageFailed, WriterFenced: see there.
+            ConfigError: a transaction of this thread is open (one of another thread is waited for).
+            StorageFailed, WriterFenced: see there.
         """
-        host, app_id = self._open_host(), admission.checked_app(app_id)
+        app_id = admission.checked_app(app_id)
         batch_id = None if batch_id is None else admission.checked_batch(batch_id)
-        host.wait_for_room()
-        writer = host.writer
-        rows = records.table_of(table)
-        batches = records.checked(rows, writer.clock_ms(), self.columns)
-        digesting = writer.pool.submit(records.digest, batches, records.given_timestamps(rows))
-        compression = writer.identity.config.codec
-        parts = records.partitioned(batches, self.partitions, compression, writer.pool)
-        digest = digesting.result()
-        with writer.exclusive:
-            last = writer.state.apps.get(app_id)
-            if batch_id is None:
-                batch_id = 0 if last is None else last.batch + 1
-            before = admission.appended(writer.state, app_id, batch_id, digest)
-            new = Batch(app_id, batch_id, digest=digest)
-            return writer.commit(parts, new) if before is None else replace(before, applied=False)
+        host = self._open_host()
+        host.transactions.check()
+        return host.append(table, app_id, batch_id, host.transactions)
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
@@ -237,7 +225,13 @@ class Changelog(Maintained):
         batch.
 
         An exception inside commits nothing. Where the batch was committed before, `applied` is True and what
-        the block writes is dropped: delivering a batch again adds nothing. One transaction is open at a time.
+        the block writes is dropped: delivering a batch again adds nothing.
+
+        One transaction is open at a time: another thread that appends, rolls back or begins a transaction
+        waits until the block is left, so that no change comes between what it reads and what it writes.
+
+        Raises:
+            ConfigError: a transaction of this thread is open. What `append` raises.
         """
         host, app_id = self._open_host(), admission.checked_app(app_id)
         batch_id = admission.checked_batch(batch_id)
@@ -246,7 +240,7 @@ class Changelog(Maintained):
             with host.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:
-                    self.append(transaction.changes(), app_id=app_id, batch_id=batch_id)
+                    self._open_host().append(transaction.changes(), app_id, batch_id, nullcontext())
 
     @classmethod
     def clone(
@@ -273,6 +267,7 @@ class Changelog(Maintained):
     @contextmanager
     def pinned(self) -> Iterator[State]:
         """The state of now, whose files stay until the context is left."""
+        self._check_open()
         if self._view is not None:
             yield self._view.state
         else:
@@ -317,7 +312,9 @@ class Changelog(Maintained):
         if self._view is None:
             return self._open_host().last_values().get(key)
         self._check_open()
-        return self._scan(key) if self._store is None else self._store.get(key)
+        if self._store is not None:
+            return self._store.get(key)
+        return reading.last_value(self.files, self.path, self.state, self.partition(key), key)
 
     def store(self) -> ReadOnlyStore:
         """The last values: get, get_all, range, prefix, all.
@@ -352,29 +349,20 @@ class Changelog(Maintained):
             if self._view_lock is not None:
                 self._view_lock.record(state.n)
 
-    def _scan(self, key: bytes) -> bytes | None:
-        partition = self.partition(key)
-        for segment in reversed(self.state.partitions[partition].segments):
-            found: bytes | None = None
-            hit = False
-            directory = names.partition(self.path, partition)
-            for batch in reading.read_segments(self.files, directory, (segment,), segment.base, segment.next):
-                rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
-                if len(rows):
-                    hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()
-            if hit:
-                return found
-        return None
-
     # -- end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give up the writer (the last of this process seals the log and gives up the lock) or the view."""
-        if self._closed:
+        """Give up the writer (the last of this process seals the log and gives up the lock) or the view. Does
+        nothing in a process that was forked.
+
+        Raises:
+            ConfigError: the last of this process, inside a transaction of this thread.
+        """
+        if self._closed or not self._process.is_this():
             return
-        self._closed = True
         if self._host is not None:
             hosting.release(self._host)
+        self._closed = True
         if self._view_lock is not None:
             self._view_lock.close()
 
@@ -387,6 +375,7 @@ class Changelog(Maintained):
         self.close()
 
     def _check_open(self) -> None:
+        self._process.check()
         if self._closed:
             raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
 

@@ -9,6 +9,7 @@ sealing segments that are too old to stay active, and what other processes ask f
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,10 @@ class Pool:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all changelogs and threads, without a look at them."""
         self.dead_threads = 0
         self._hosts: list[Host] = []
         self._threads: list[threading.Thread] = []
@@ -123,3 +128,5 @@ def _guarded(host: Host, work: Callable[[], T]) -> T | None:
 
 
 POOL: Final = Pool()
+# Threads do not survive a fork, and the changelogs are the parent's.
+os.register_at_fork(after_in_child=POOL.clear)

@@ -4,22 +4,24 @@ cleaner.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from keyfold.checkpoints import cleaner, requests
+from keyfold.checkpoints import admission, cleaner, records, requests
 from keyfold.checkpoints.cleaner_manager import CleanerManager
 from keyfold.checkpoints.compactor import Aborted, PassStatistics
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import Creation, open_writer
 from keyfold.checkpoints.retention import apply_retention
 from keyfold.checkpoints.snapshot_policy import SnapshotPolicy
-from keyfold.checkpoints.transaction import Transaction
-from keyfold.checkpoints.writer import Writer
+from keyfold.checkpoints.state import Commit
+from keyfold.checkpoints.transaction import Transaction, Turn
+from keyfold.checkpoints.writer import Batch, Writer
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
 from keyfold.statestore.files import Files
 from keyfold.statestore.kv import ReadOnlyStore
@@ -33,8 +35,8 @@ class Host:
 
     def __init__(self, writer: Writer, keeper: Keeper | None = None) -> None:
         self.writer = writer
-        #: one transaction at a time
-        self.transactions = threading.RLock()
+        #: held by whoever changes the records, from what it reads to its commit
+        self.transactions = Turn(writer.root, writer.ownership.process)
         self.cleaning = CleanerManager(writer)
         self.snapshots = SnapshotPolicy(writer)
         #: held by the cleaner's thread that does what is due besides passes
@@ -61,6 +63,27 @@ class Host:
                 yield transaction
         finally:
             base.close()
+
+    def append(
+        self, table: records.Tabular, app: str, batch: int | None, turn: AbstractContextManager[None]
+    ) -> Commit:
+        """See `Changelog.append`. `turn` is held from the look at the batch id to the commit."""
+        writer = self.writer
+        writer.ownership.check_usable("nothing of this batch counts")
+        self.wait_for_room()
+        identity = writer.identity
+        rows = records.table_of(table)
+        batches = records.checked(rows, writer.clock_ms(), identity.columns)
+        digesting = writer.pool.submit(records.digest, batches, records.given_timestamps(rows))
+        parts = records.partitioned(batches, identity.partitions, identity.config.codec, writer.pool)
+        digest = digesting.result()
+        with turn, writer.exclusive:
+            last = writer.state.apps.get(app)
+            if batch is None:
+                batch = 0 if last is None else last.batch + 1
+            before = admission.appended(writer.state, app, batch, digest)
+            new = Batch(app, batch, digest=digest)
+            return writer.commit(parts, new) if before is None else replace(before, applied=False)
 
     def wait_for_room(self) -> None:
         """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
@@ -163,10 +186,11 @@ def acquire(
 ) -> Host:
     """This process's writer of the changelog at `root`; opened, and created, where it is not open yet.
 
-    A fenced writer is not handed out again: it is closed, and the changelog opened anew, which goes through
-    recovery.
+    A fenced writer is not handed out again, nor one whose directory was moved, removed or made again: it is
+    closed, and the changelog opened anew, which goes through recovery. A relative path is that of now.
     """
     with _hosts_lock:
+        _close_misplaced()
         real = root.resolve()
         host, users = _hosts.get(real, (None, 0))
         if host is not None and (host.writer.fenced or host.writer.files is not files):
@@ -178,10 +202,20 @@ def acquire(
             host.close()
             host = None
         if host is None:
-            host, users = Host(open_writer(files, root, creation, clock_ms, steal=steal)), 0
-            real = root.resolve()
+            host, users = Host(open_writer(files, real, creation, clock_ms, steal=steal)), 0
         _hosts[real] = (host, users + 1)
         return host
+
+
+def _close_misplaced() -> None:
+    """Close the writers that could not write any more, so that their directories can be opened where they
+    are now.
+    """
+    for real, (host, _) in list(_hosts.items()):
+        with suppress(OSError):
+            if not host.writer.ownership.is_placed():
+                del _hosts[real]
+                host.close()
 
 
 def install(root: Path, make: Callable[[], Host]) -> Host:
@@ -190,6 +224,7 @@ def install(root: Path, make: Callable[[], Host]) -> Host:
     The caller has the writer's lock, so a host that is there has lost it.
     """
     with _hosts_lock:
+        _close_misplaced()
         real = root.resolve()
         host = make()
         before, _ = _hosts.get(real, (None, 0))
@@ -201,13 +236,35 @@ def install(root: Path, make: Callable[[], Host]) -> Host:
 
 
 def release(host: Host) -> None:
-    """Give a host back; the last one closes it."""
+    """Give a host back; the last one closes it, once a transaction of another thread has ended.
+
+    Raises `ConfigError` for the last one inside a transaction of this thread: then it is not given back.
+    """
     with _hosts_lock:
-        for real, (known, users) in list(_hosts.items()):
-            if known is host:
-                if users > 1:
-                    _hosts[real] = (host, users - 1)
-                    return
+        if _has_others(host):
+            return
+    with host.transactions, _hosts_lock:
+        if not _has_others(host):
+            for real in [real for real, (known, _) in _hosts.items() if known is host]:
                 del _hosts[real]
                 host.close()
-                return
+
+
+def _has_others(host: Host) -> bool:
+    """Whether others still use it; then there is one user less now."""
+    for real, (known, users) in _hosts.items():
+        if known is host and users > 1:
+            _hosts[real] = (host, users - 1)
+            return True
+    return False
+
+
+def _after_fork() -> None:
+    """A child starts without any of its parent's writers; what it has of them is never closed."""
+    global _hosts, _hosts_lock
+    _inherited.append(_hosts)
+    _hosts, _hosts_lock = {}, threading.Lock()
+
+
+_inherited: list[object] = []
+os.register_at_fork(after_in_child=_after_fork)

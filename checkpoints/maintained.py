@@ -132,10 +132,12 @@ class Maintained(ABC):
 
         Raises:
             CompactedAway: the exact state at that commit no longer exists.
-            ConfigError: there is no such commit, or a named anchor lies behind it.
+            ConfigError: there is no such commit, or a named anchor lies behind it; or a transaction of this
+                thread is open.
         """
         host = self.host
-        return roll_back(host.writer, host.cleaning, to)
+        with host.transactions:
+            return roll_back(host.writer, host.cleaning, to)
 
     def snapshot(self, to: AnyPath, at: At = None, *, filesystem: Any = None) -> Snapshot:
         """A copy as of a commit, self-contained and only to be read: `restore`, `Changelog.open(mode="r")`

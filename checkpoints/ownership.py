@@ -34,11 +34,11 @@ import contextlib
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from keyfold.checkpoints.journal import JournalWriter
+from keyfold.checkpoints.processes import OwnProcess, ProcessLock
 from keyfold.statestore import names
 from keyfold.statestore.errors import StorageFailed, WriterFenced
 from keyfold.statestore.files import Files, OpenFile
@@ -60,7 +60,8 @@ class Ownership:
 
     def __init__(self, files: Files, root: Path, lock: OpenFile) -> None:
         """Takes over `lock`, also where it raises `OSError`."""
-        self.exclusive = threading.RLock()
+        self.process = OwnProcess(root)
+        self.exclusive = ProcessLock(self.process)
         self._files = files
         self._root = root
         self._lock = lock
@@ -147,6 +148,13 @@ class Ownership:
             # The list of claims says more than a lock that was taken.
             self.fence(self._lost() or reason)
         self.check_usable(outcome)
+
+    def is_placed(self) -> bool:
+        """Whether the path leads to what the writer has open; it is fenced where it does not."""
+        with contextlib.suppress(WriterFenced):
+            self.check_place()
+            return True
+        return self.misplaced() is None
 
     def _lost(self) -> str | None:
         assert self._journal is not None

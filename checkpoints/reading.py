@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.state import State
@@ -26,6 +27,21 @@ def read_segments(
     for segment in segments:
         if segment.next > offset and segment.base < to:
             yield from SegmentReader(files, directory, segment).batches(offset, to)
+
+
+def last_value(files: Files, root: Path, state: State, partition: int, key: bytes) -> bytes | None:
+    """The last value of a key, looked for from the newest segment on. Raises `Damaged`, `ViewExpired`."""
+    directory = names.partition(root, partition)
+    for segment in reversed(state.partitions[partition].segments):
+        found: bytes | None = None
+        hit = False
+        for batch in read_segments(files, directory, (segment,), segment.base, segment.next):
+            rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
+            if len(rows):
+                hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()
+        if hit:
+            return found
+    return None
 
 
 class Rereading(Protocol):

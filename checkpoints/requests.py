@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from keyfold.checkpoints.views import new_lock
 from keyfold.statestore import names
 from keyfold.statestore.files import Files, OpenFile
 
@@ -29,14 +29,14 @@ class Request:
 
     def __init__(self, files: Files, root: Path, *, full: bool = False) -> None:
         self._files = files
-        self._id = (_FULL if full else "") + uuid.uuid4().hex
-        self._path = names.request(root, self._id)
-        self._answer = names.answer(root, self._id)
+        self._root = root
+        self._prefix = _FULL if full else ""
         self._lock: OpenFile | None = None
 
     def __enter__(self) -> Request:
-        self._files.make_directory(self._path.parent)
-        self._lock = self._files.lock(self._path)
+        self._files.make_directory(self._root / names.REQUESTS, below=self._root)
+        identifier, self._lock = new_lock(self._files, lambda i: names.request(self._root, self._prefix + i))
+        self._answer = names.answer(self._root, self._prefix + identifier)
         return self
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
@@ -53,10 +53,11 @@ class Request:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for path in (self._path, self._answer):
-            with contextlib.suppress(OSError):
-                self._files.unlink(path)
-        if self._lock is not None:
+        # In a process that was forked from the one that asks there is no lock.
+        if self._lock is not None and self._lock.fd >= 0:
+            for path in (self._lock.path, self._answer):
+                with contextlib.suppress(OSError):
+                    self._files.unlink(path)
             self._files.close(self._lock)
 
 

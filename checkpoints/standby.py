@@ -24,6 +24,7 @@ from keyfold.checkpoints.hosting import Host
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.keeper import Keeper
 from keyfold.checkpoints.opening import View, lock_of_writer, open_writer, refusal
+from keyfold.checkpoints.processes import OwnProcess
 from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import Aside
 from keyfold.checkpoints.views import ViewLock, now_ms
@@ -61,6 +62,7 @@ class Standby:
 
     def __init__(self, path: AnyPath, *, files: Files = LOCAL, clock_ms: Callable[[], int] = now_ms) -> None:
         self.path = writable(path, files)
+        self._process = OwnProcess(self.path)
         self._files = files
         self._clock_ms = clock_ms
         if read_identity(files, self.path).snapshot:
@@ -129,7 +131,11 @@ class Standby:
             self._ended.wait(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Stop following, and remove its stores. What it has taken over stays open."""
+        """Stop following, and remove its stores. What it has taken over stays open. Does nothing in a process
+        that was forked.
+        """
+        if not self._process.is_this():
+            return
         with self._turning:
             if not self._ended.is_set():
                 self._stop_following()
@@ -169,6 +175,7 @@ class Standby:
             raise refusal(self._files, self.path)
 
     def _check_open(self) -> None:
+        self._process.check()
         if self._ended.is_set():
             raise ConfigError(
                 "This standby has ended: it was closed, or has taken over.", path=self.path,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from keyfold.checkpoints.views import new_lock
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore import names
 from keyfold.statestore.files import Files, OpenFile
@@ -37,17 +37,29 @@ class StorePlace(ABC):
 
 
 class BesideTheLog(StorePlace):
-    """The writer's own. The stores of a later writer are none of its business."""
+    """The writer's own. Both methods raise `WriterFenced` unless it is provably the writer, see `ownership`:
+    then all stores of lower epochs are those of earlier writers, and nobody else uses or removes them.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
     def found(self) -> list[Path]:
-        root, own = self._writer.root, self._writer.state.epoch
-        epochs = map(names.store_epoch, self._writer.files.list_directory(root))
-        return [names.store(root, e) for e in sorted((e for e in epochs if e and e <= own), reverse=True)]
+        """The newest store of an earlier writer gets a name of this epoch first: one that only hangs does not
+        find it any more when it goes on, and removes nothing but what is its own.
+        """
+        writer = self._writer
+        writer.ownership.prove()
+        root, own = writer.root, writer.state.epoch
+        listed = map(names.store_epoch, writer.files.list_directory(root))
+        epochs = sorted((e for e in listed if e and e <= own), reverse=True)
+        if epochs and epochs[0] < writer.opened_epoch:
+            writer.files.rename(names.store(root, epochs[0]), names.store(root, own))
+            epochs[0] = own
+        return [names.store(root, epoch) for epoch in epochs]
 
     def new(self) -> Path:
+        self._writer.ownership.prove()
         return names.store(self._writer.root, self._writer.state.epoch)
 
     def prove(self) -> None:
@@ -59,11 +71,11 @@ class Aside(StorePlace):
 
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
-        files.make_directory(root / names.WORK)
+        files.make_directory(root / names.WORK, below=root)
         remove_dead(files, root)
-        identifier = uuid.uuid4().hex
+        self._lock: OpenFile | None
         # Before the directory: one without a lock has no owner.
-        self._lock: OpenFile | None = files.lock(names.standby_lock(root, identifier))
+        identifier, self._lock = new_lock(files, lambda i: names.standby_lock(root, i))
         self._directory = names.standby(root, identifier)
 
     def found(self) -> list[Path]:
@@ -75,7 +87,8 @@ class Aside(StorePlace):
     def close(self) -> None:
         """Remove what is left there."""
         lock, self._lock = self._lock, None
-        if lock is not None:
+        # In a process that was forked from the standby's there is no lock.
+        if lock is not None and lock.fd >= 0:
             _remove(self._files, self._directory, lock)
 
 

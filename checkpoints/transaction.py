@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from keyfold.checkpoints.processes import OwnProcess
+from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.kv import Overlay, ReadOnlyStore
 
 
@@ -17,3 +23,40 @@ class Transaction(Overlay):
     def __init__(self, base: ReadOnlyStore, *, applied: bool) -> None:
         super().__init__(base)
         self.applied = applied
+
+
+class Turn:
+    """Whose turn it is to change the records: one at a time from what it reads to its commit. A context
+    manager.
+
+    A commit between what a transaction reads and what it writes would be lost, so other threads wait. The
+    same thread cannot wait for itself: what it asks for inside its own transaction is refused.
+    """
+
+    def __init__(self, path: Path, process: OwnProcess) -> None:
+        self._path = path
+        self._process = process
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+
+    def check(self) -> None:
+        """Raises `ConfigError` in the thread whose turn it is, and in a process that was forked."""
+        self._process.check()
+        if self._holder == threading.get_ident():
+            raise ConfigError(
+                "A transaction of this thread is open.", path=self._path,
+                expected="one at a time, and no append, rollback or close inside it", found="another one",
+                remedy="write through the open transaction, or leave its block first",
+            )  # fmt: skip
+
+    def __enter__(self) -> None:
+        self.check()
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.is_this():
+            self._holder = None
+            self._lock.release()

@@ -18,7 +18,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -47,9 +48,8 @@ class ViewLock:
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
         self._file: OpenFile | None = None
-        path = names.view(root, uuid.uuid4().hex)
         try:
-            self._file = files.lock(path)
+            _, self._file = new_lock(files, lambda identifier: names.view(root, identifier))
         except OSError as e:
             # On a read-only medium nobody deletes anything; without permission the lease-less view may
             # expire.
@@ -64,11 +64,25 @@ class ViewLock:
                 self._files.overwrite(self._file, b"%020d\n" % n, 0)
 
     def close(self) -> None:
-        if self._file is not None:
+        file, self._file = self._file, None
+        # In a process that was forked from the reader's there is no lock: the mark is the other one's.
+        if file is not None and file.fd >= 0:
             with contextlib.suppress(FileNotFoundError):
-                self._files.unlink(self._file.path)
-            self._files.close(self._file)
-            self._file = None
+                self._files.unlink(file.path)
+            self._files.close(file)
+
+
+def new_lock(files: Files, path_of: Callable[[str], Path]) -> tuple[str, OpenFile]:
+    """A lock on a new file, and the id that is in its name.
+
+    Who looks whether a lock is held takes it for a moment. Where that comes between making the file and
+    locking it, another file is made: a mark without a lock would protect nothing.
+    """
+    while True:
+        identifier = uuid.uuid4().hex
+        file = files.lock(path_of(identifier))
+        if file is not None:
+            return identifier, file
 
 
 def write_lease(files: Files, root: Path, n: int, expires_ms: int, lease: str | None = None) -> str:
@@ -156,6 +170,9 @@ class Garbage:
         self._ownership = ownership
         self._waiting: list[tuple[int, list[Path]]] = []
         self._held: dict[int, int] = {}
+        # A view is also released by a finalizer, which runs in the middle of anything that this thread does,
+        # also while it holds the lock. So releases only go into a queue, which takes no lock.
+        self._released: deque[int] = deque()
         self._lock = threading.Lock()
 
     def add(self, n: int, paths: list[Path]) -> None:
@@ -176,25 +193,34 @@ class Garbage:
 
     def hold(self, n: int) -> None:
         with self._lock:
+            self._settle()
             self._held[n] = self._held.get(n, 0) + 1
 
     def release(self, n: int) -> None:
-        with self._lock:
-            self._held[n] -= 1
-            if not self._held[n]:
-                del self._held[n]
+        self._released.append(n)
 
     def collect(self) -> int:
         """Delete what can go, as long as this is provably the writer; returns the number of files deleted."""
         if not self._waiting or not self._ownership.is_proven():
             return 0
         with self._lock:
-            limit = oldest_view(self._files, self._root, now_ms())
+            waiting = list(self._waiting)
+        # Only what was unnamed before this look: a reader may come after it.
+        limit = oldest_view(self._files, self._root, now_ms())
+        with self._lock:
+            self._settle()
             for n in self._held:
                 limit = n if limit is None else min(limit, n)
-            ready = [x for x in self._waiting if limit is None or x[0] <= limit]
-            self._waiting = [x for x in self._waiting if not (limit is None or x[0] <= limit)]
+            ready = [x for x in waiting if x in self._waiting and (limit is None or x[0] <= limit)]
+            self._waiting = [x for x in self._waiting if x not in ready]
         return sum(self._delete(n, paths) for n, paths in ready)
+
+    def _settle(self) -> None:
+        while self._released:
+            n = self._released.popleft()
+            self._held[n] -= 1
+            if not self._held[n]:
+                del self._held[n]
 
     def _delete(self, n: int, paths: list[Path]) -> int:
         """What cannot be deleted now waits for the next time: it is in nobody's way but the disk's."""

@@ -154,7 +154,7 @@ class Writer:
         not raised here.
         """
         with self.exclusive:
-            self.ownership.check_usable()
+            self.ownership.check_usable("nothing of this batch counts")
             pieces = self._append(parts)
             line: Line = {
                 "n": self.state.n + 1,
@@ -216,7 +216,7 @@ class Writer:
         """Seal the active segments, give up the lock. A fenced writer leaves everything as it is."""
         with self.exclusive:
             try:
-                if not self.fenced:
+                if not self.fenced and self.ownership.is_proven():
                     self._seal_active()
                     self.garbage.collect()
             finally:

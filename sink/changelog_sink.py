@@ -199,7 +199,7 @@ class ChangelogSink(ForeachBatch):
         parts: Mapping[int, Blocks],
     ) -> None:
         writer = log.host.writer
-        with writer.exclusive:
+        with log.host.transactions, writer.exclusive:
             # Another sink of this process may have committed since the batch was admitted.
             if not self._intake.admits(df.sparkSession, log, delivery):
                 return

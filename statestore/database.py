@@ -6,6 +6,8 @@ memory as one, and a snapshot of all is one iterator.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -26,6 +28,7 @@ from keyfold.statestore.rocks import (
     StoreUnusable,
     close_database,
     database_options,
+    forbid_after_fork,
     get_many,
     moving_ingestion,
     open_database,
@@ -50,6 +53,22 @@ _META_ROWS = 1_024
 _END = bytes([DATA[0] + 1])
 
 
+#: All that are open in this process.
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """RocksDB has threads, which do not survive a fork. To close what the parent has open would wait for
+    them, and write to the parent's files, so a child never lets go of it.
+    """
+    for database in _open:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+    forbid_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Database:
     """An open RocksDB. One thread writes, which holds `writing`; any number may read meanwhile."""
 
@@ -63,12 +82,13 @@ class Database:
         self._resting = True
         self._viewing = threading.Lock()
         self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        _open.add(self)
 
     @classmethod
     def open(cls, directory: Path, *, files: Files = LOCAL) -> Database:
         """The database in `directory`, made if missing. Raises `StoreUnusable`."""
         try:
-            files.make_directory(directory)
+            files.make_directory(directory, below=directory.parent)
         except OSError as error:
             raise unusable(directory, error) from error
         options = database_options()

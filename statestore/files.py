@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +26,11 @@ Data: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 _WRITE_BYTES_MAX = 1 << 30
 
 _UNWATCHED: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+#: The locks of this process by descriptor. A fork waits until none is being taken or given up.
+_locks: dict[int, OpenFile] = {}
+_locks_change = threading.RLock()
 
 
 class OpenFile:
@@ -111,8 +117,10 @@ class Files:
 
     def close(self, file: OpenFile) -> None:
         if file.fd >= 0:
-            os.close(file.fd)
-            file.fd = -1
+            with _locks_change:
+                _locks.pop(file.fd, None)
+                os.close(file.fd)
+                file.fd = -1
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """Replace `path` by `data` so that after a crash either the old or the new content is there, whole.
@@ -244,25 +252,44 @@ class Files:
     def lock(self, path: Path) -> OpenFile | None:
         """The file at `path`, made if missing, locked for this holder (`flock`); None where another holds it.
 
-        The lock ends with `close` or the process. A file that was replaced or removed between opening and
-        locking is tried again, so the returned lock is always on the file that the path names at that moment.
+        The lock ends with `close` or the process; one that is forked from it does not hold it. A file that
+        was replaced or removed between opening and locking is tried again, so the returned lock is always on
+        the file that the path names at that moment.
         """
         with self._operation("lock", path):
             while True:
-                fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+                with _locks_change:
+                    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+                    file = _locks[fd] = OpenFile(fd, path)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if os.path.samestat(os.stat(path), os.fstat(fd)):
-                        return OpenFile(fd, path)
+                        return file
                 except BlockingIOError:
-                    os.close(fd)
+                    Files.close(self, file)
                     return None
                 except FileNotFoundError:
                     pass
                 except BaseException:
-                    os.close(fd)
+                    Files.close(self, file)
                     raise
-                os.close(fd)
+                Files.close(self, file)
+
+
+def _after_fork() -> None:
+    """A lock belongs to all processes that have its descriptor open: a child would keep that of a parent that
+    has died.
+    """
+    for fd, file in _locks.items():
+        os.close(fd)
+        file.fd = -1
+    _locks.clear()
+    _locks_change.release()
+
+
+os.register_at_fork(
+    before=_locks_change.acquire, after_in_parent=_locks_change.release, after_in_child=_after_fork
+)
 
 
 #: The real file system.

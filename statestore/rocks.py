@@ -22,7 +22,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -37,7 +37,7 @@ from rocksdict import (
 )
 
 from keyfold.statestore.contract import closed
-from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore.errors import ConfigError, KeyfoldError
 from keyfold.statestore.sst import BLOCK_BYTES
 
 _WRITE_BUFFER_BYTES = 8 << 20
@@ -116,8 +116,34 @@ def database_options() -> Options:
     return options
 
 
+#: Whether RocksDB was used in this process, or in the one that it was forked from.
+_used: Literal["never", "here", "before the fork"] = "never"
+
+
+def forbid_after_fork() -> None:
+    """Called in a child. The pool of threads is one for a whole process, and RocksDB does not know that they
+    are gone.
+    """
+    global _used
+    _used = "never" if _used == "never" else "before the fork"
+
+
 def open_database(directory: Path, options: Options) -> Rdict:
-    """Checksums verified, no write-ahead log. Raises `StoreUnusable`."""
+    """Checksums verified, no write-ahead log.
+
+    Raises:
+        StoreUnusable: it is locked or damaged, or cannot be written.
+        ConfigError: the process was forked from one that had used RocksDB.
+    """
+    global _used
+    if _used == "before the fork":
+        raise ConfigError(
+            "Last values cannot be used in a process that was forked from one that used them.",
+            path=directory,
+            expected="a process with threads of RocksDB, which do not survive a fork", found="a fork",
+            remedy='start it by multiprocessing.get_context("spawn"), or read with mode="r"',
+        )  # fmt: skip
+    _used = "here"
     writing = WriteOptions()
     # A property, whatever the stub says.
     writing.disable_wal = True  # type: ignore[method-assign, assignment]

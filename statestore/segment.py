@@ -22,6 +22,8 @@ The index:
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -127,7 +129,15 @@ def block_of(batch: pa.RecordBatch, data: Data) -> Block:
 #: Behind so many unsynced bytes a sync is begun in the background, so that the disk works while blocks are
 #: made.
 _EARLY_SYNC_BYTES: Final = 16 << 20
-_early_syncs = ThreadPoolExecutor(2, thread_name_prefix="keyfold-sync")
+
+
+@functools.cache
+def _early_syncs() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="keyfold-sync")
+
+
+# Threads do not survive a fork.
+os.register_at_fork(after_in_child=_early_syncs.cache_clear)
 
 
 class SegmentWriter:
@@ -171,7 +181,7 @@ class SegmentWriter:
         self._unsynced += position - before.size
         if self._unsynced >= _EARLY_SYNC_BYTES and (self._early is None or self._early.done()):
             self._settle()
-            self._early, self._unsynced = _early_syncs.submit(self._files.sync, self._file), 0
+            self._early, self._unsynced = _early_syncs().submit(self._files.sync, self._file), 0
         # The manifest keeps those between: here their number would make every append cost more.
         marks = (before.marks[0], Mark(position, next_offset, crc))
         self.segment = Segment(

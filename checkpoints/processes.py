@@ -1,0 +1,52 @@
+"""What is open belongs to the process that opened it, not to one that was forked from it.
+
+A child has the memory of its parent and none of its threads; a lock that one of them held at that moment
+stays held for ever. So every operation compares the process first, and only then waits for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from keyfold.statestore.errors import ConfigError
+
+
+class OwnProcess:
+    """The process that something was opened in."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pid = os.getpid()
+
+    def is_this(self) -> bool:
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raises `ConfigError` in another process, such as one that `multiprocessing` has forked."""
+        if not self.is_this():
+            raise ConfigError(
+                "This changelog was opened by another process; a process that was forked cannot use it.",
+                path=self._path, expected=f"process {self._pid}", found=f"process {os.getpid()}",
+                remedy="open it in the process that uses it; while another one writes, with mode=\"r\"",
+            )  # fmt: skip
+
+
+class ProcessLock:
+    """A reentrant lock for the threads of one process, as a context manager; raises in another process."""
+
+    def __init__(self, process: OwnProcess) -> None:
+        self._process = process
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._process.check()
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.is_this():
+            self._lock.release()
