@@ -7,12 +7,16 @@ Before it runs batch N, Spark writes `offsets/<N>` into the query's checkpoint:
     {"logOffset":0}                         0:{"logOffset":0}          one line per source,
     -                                       1:-                        "-" for one without an offset yet
 
-Spark does not sync these files. Whoever commits a batch syncs its entry first: a commit must never be durable
-before the entry that says what was in it.
+Sources keep files of their own in `sources/<number>`: a Kafka source where the query began, a file source
+which files are in which batch.
+
+Spark does not sync any of these. Whoever commits a batch syncs them first: a commit must never be durable
+before what says which records were in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +91,7 @@ class OffsetLog(Protocol):
         """The batches that have an entry."""
 
     def sync(self, batch: int) -> None:
-        """Make an entry durable, as far as this file system can be told to."""
+        """Make an entry durable, and what the sources keep, as far as this file system can be told to."""
 
     def __str__(self) -> str:
         """Where the checkpoint is."""
@@ -157,6 +161,8 @@ class LocalOffsetLog:
         self._checkpoint = checkpoint
         self._offsets = checkpoint / "offsets"
         self._synced_before = False
+        #: source → its own files that are durable
+        self._synced_of: dict[str, set[str]] = {}
 
     def __str__(self) -> str:
         return str(self._checkpoint)
@@ -174,12 +180,30 @@ class LocalOffsetLog:
         # With each entry goes the file of its checksum; without it Spark could not read the entry.
         self._sync_with_checksum(self._offsets / str(batch))
         self._files.sync_directory(self._offsets)
+        self._sync_sources()
         if not self._synced_before:
             # The query's id: without it, Spark would take the checkpoint for that of a new query.
             self._sync_with_checksum(self._checkpoint / "metadata")
             self._files.sync_directory(self._checkpoint)
             self._files.sync_directory(self._checkpoint.parent)
             self._synced_before = True
+
+    def _sync_sources(self) -> None:
+        sources = self._checkpoint / "sources"
+        known = len(self._synced_of)
+        for source in self._files.list_directory(sources):
+            listed = self._files.list_directory(sources / source)
+            kept = {name for name in listed if name.removesuffix(".compact").isdigit()}
+            new = kept - self._synced_of.get(source, set())
+            for name in sorted(new):
+                # Spark deletes old ones meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    self._sync_with_checksum(sources / source / name)
+            if new:
+                self._files.sync_directory(sources / source)
+            self._synced_of[source] = kept
+        if len(self._synced_of) > known:
+            self._files.sync_directory(sources)
 
     def _sync_with_checksum(self, path: Path) -> None:
         self._files.sync_path(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F
 from keyfold.checkpoints import Changelog, Resumed, restore, resume, resume_if_lost
 from keyfold.sink import ChangelogSink
 from keyfold.statestore.errors import NotResumable
+from keyfold.statestore.files import Files
 from keyfold.streaming import aggregate, kafka_stream, register
 from support.events import QUIET, finish, fold, forget_batch, lose
 from support.kafka_topics import Sent, Topics
@@ -161,6 +163,34 @@ def test_raw_upserts_keep_tombstones_headers_and_timestamps(
     for sent in topics.sent[topic]:
         expected.setdefault(sent.key, []).append((sent.value, sent.headers, sent.timestamp_ms))
     assert found == expected
+
+
+class Recorder(Files):
+    """Notes what is synced."""
+
+    def __init__(self) -> None:
+        self.synced: list[Path] = []
+
+    def _operation(self, name: str, path: Path, **rest: Any) -> AbstractContextManager[None]:
+        if name == "sync_path":
+            self.synced.append(path)
+        return super()._operation(name, path, **rest)
+
+
+def test_where_the_query_began_is_durable_with_its_first_commit(
+    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    """Spark does not sync it, and without it would run the first batch from another place."""
+    topics.words(topic, SOME)
+    records = kafka_stream(
+        spark, {"kafka.bootstrap.servers": topics.address, "subscribe": topic, "startingOffsets": "earliest"}
+    )
+    files = Recorder()
+    with ChangelogSink(tmp_path / "log", config=QUIET, files=files) as sink:
+        finish(records, sink, tmp_path / "checkpoint")
+    began = tmp_path / "checkpoint" / "sources" / "0" / "0"
+    assert f'{{"{topic}":{{"0":0,"1":0,"2":0}}}}'.encode() in began.read_bytes()
+    assert {began, began.with_name(".0.crc")} <= set(files.synced)
 
 
 # -- the checkpoint is lost ----------------------------------------------------------------------------------

@@ -101,6 +101,40 @@ def test_a_sync_covers_entries_their_checksums_and_every_directory_of_the_query(
     assert files.seen == [(name, root / path.replace("0", "1")) for name, path in entry]
 
 
+def test_what_sources_keep_of_their_own_is_synced_once(log: LocalOffsetLog) -> None:
+    """Where a Kafka source began, and which files are in which batch of a file source. Spark deletes old ones
+    while this runs.
+    """
+    root = Path(str(log))
+    write(log, 0, "a")
+    (root / "metadata").touch()
+    for source, name in (("0", "0"), ("0", ".0.crc"), ("1", "7"), ("1", "9.compact"), ("1", ".10.x.tmp")):
+        (root / "sources" / source).mkdir(parents=True, exist_ok=True)
+        (root / "sources" / source / name).touch()
+
+    class Vanishing(Recorder):
+        def list_directory(self, path: Path) -> list[str]:
+            """One that is gone when it is to be synced."""
+            return [*super().list_directory(path), *(["6"] if path.name == "1" else [])]
+
+    files = Vanishing()
+    recorded = LocalOffsetLog(files, root)
+    recorded.sync(0)
+    synced = {(name, str(path.relative_to(root))) for name, path in files.seen if root in path.parents}
+    paths = {path for name, path in synced if name == "sync_path"}
+    assert {path for path in paths if path.startswith("sources")} == {
+        "sources/0/0", "sources/0/.0.crc", "sources/1/6", "sources/1/7", "sources/1/9.compact",
+    }  # fmt: skip
+    assert {"sources", "sources/0", "sources/1"} <= {
+        path for name, path in synced if name == "sync_directory"
+    }
+    files.seen.clear()
+    (root / "sources" / "1" / "10").touch()
+    recorded.sync(0)
+    seen = [(name, str(path.relative_to(root))) for name, path in files.seen if "sources" in path.parts]
+    assert seen == [("sync_path", "sources/1/10"), ("sync_directory", "sources/1")]
+
+
 def test_the_query_is_made_durable_once_and_each_entry_by_itself(log: LocalOffsetLog) -> None:
     """With files for which fsync fails where they are missing, so that each is seen to be synced."""
     write(log, 0, "a")
