@@ -51,8 +51,8 @@ def kafka_stream(
     commit takes the place of the options that say where a query begins, and Kafka is asked what it has:
 
     - Partitions and topics that the commit does not know are read from their beginning, as in a query that
-      never stopped. (Kafka then has a key's new records in another partition than its old ones: of their
-      order only the timestamps tell.)
+      never stopped. Kafka then has new records of a key in another partition than the old ones, and their
+      order is in the timestamps only: a sink with `sequence_by="timestamp"` keeps it within a micro-batch.
     - Records that the query has not read and that Kafka has deleted are an error before the query starts; as
       in a query that never stopped, so are those of a partition that is new.
 

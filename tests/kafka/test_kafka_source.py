@@ -165,6 +165,16 @@ def test_raw_upserts_keep_tombstones_headers_and_timestamps(
     assert found == expected
 
 
+def test_a_key_that_has_moved_to_another_partition_keeps_its_order_by_its_timestamps(
+    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    topics.send(topic, Sent(2, b"a", b"old"), Sent(0, b"a", b"new"), Sent(2, b"b", b"x"), Sent(1, b"b", None))
+    options = {"kafka.bootstrap.servers": topics.address, "subscribe": topic, "startingOffsets": "earliest"}
+    with ChangelogSink(tmp_path / "log", config=QUIET, sequence_by="timestamp") as sink:
+        finish(kafka_stream(spark, options), sink, tmp_path / "checkpoint")
+    assert restore(tmp_path / "log").to_dict() == {b"a": b"new"}
+
+
 class Recorder(Files):
     """Notes what is synced."""
 
