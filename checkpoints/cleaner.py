@@ -1,9 +1,10 @@
 """The cleaner's threads: one small pool for all changelogs that this process has open to write.
 
 A thread takes the filthiest partition of all (dirty bytes / all bytes, above `min.cleanable.dirty.ratio`, or
-any whose oldest dirty record is older than `max.compaction.lag.ms`), cleans it, and looks again; with nothing
-to do it sleeps for `cleaner.backoff.ms`. It also does what else falls due without anybody asking: retention,
-sealing segments that are too old to stay active, and what other processes ask for.
+any whose oldest dirty record is older than `max.compaction.lag.ms`; else one at rest of which an anchor was
+dropped or deletes are past their horizon), cleans it, and looks again; with nothing to do it sleeps for
+`cleaner.backoff.ms`. It also does what else falls due without anybody asking: retention, sealing segments
+that are too old to stay active, and what other processes ask for.
 """
 
 from __future__ import annotations

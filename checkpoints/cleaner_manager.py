@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from keyfold.checkpoints.compactor import Aborted, PassStatistics, clean_partition
-from keyfold.checkpoints.section import Section, section_of
+from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.section import Section, cleanable, section_of
+from keyfold.checkpoints.state import State
 from keyfold.checkpoints.throttle import Throttle
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed
@@ -22,6 +24,8 @@ log = logging.getLogger("keyfold")
 #: A partition that fails so often in a row, other than by its disk, is given up until somebody asks for it.
 FAILURES_MAX: Final = 5
 _RETRY_SECONDS_MAX: Final = 3600.0
+#: A pass that is not due by the dirty ratio comes so many times as long after the last one as that one took.
+_REST: Final = 10
 
 
 @dataclass(frozen=True)
@@ -47,27 +51,63 @@ class CleanerManager:
         self._closed = False
         self._throttle = Throttle(lambda: writer.identity.config.cleaner_io_max_bytes_per_second)
         self._last: dict[int, PassStatistics] = {}
-        self._last_end: float | None = None
+        #: when the last pass over each partition ended
+        self._ended: dict[int, float] = {}
+        #: the end of each partition when it was last looked at, and since when it has been there
+        self._still: dict[int, tuple[int, float]] = {}
 
     # -- choosing --------------------------------------------------------------------------------------------
 
     def filthiest(self) -> tuple[float, int] | None:
         """The partition that most needs a pass, and how much: its dirty ratio, or 2 where it is overdue by
-        `max.compaction.lag.ms`. None where no partition is due.
+        `max.compaction.lag.ms`, or 0 where it is at rest and a pass would bring something although it is not
+        due by its ratio: an anchor was dropped, a delete's horizon has passed. None where no partition is
+        due.
         """
         config = self._writer.identity.config
         if "compact" not in config.cleanup_policy or self._writer.fenced:
             return None
-        now_ms = self._writer.clock_ms()
+        state, now_ms = self._writer.state, self._writer.clock_ms()
         best: tuple[float, int] | None = None
-        for number, section in self._sections():
-            if not section.dirty or not self._is_free(number):
-                continue
-            overdue = now_ms - section.dirty[0].created_ms > config.max_compaction_lag_ms
-            if overdue or section.dirty_ratio > config.min_cleanable_dirty_ratio:
-                rank = (2.0 if overdue else section.dirty_ratio, -number)
-                best = rank if best is None else max(best, rank)
+        for number, p in enumerate(state.partitions):
+            rests = self._rests(number, p)
+            if self._is_free(number) and (rank := self._rank(state, number, p, now_ms, rests)) is not None:
+                best = (rank, -number) if best is None else max(best, (rank, -number))
         return None if best is None else (best[0], -best[1])
+
+    def _rank(self, state: State, number: int, p: PartitionState, now_ms: int, rests: bool) -> float | None:
+        """How much a partition needs a pass, None where it is not due. What anchors want is looked at last:
+        it takes longest.
+        """
+        config = self._writer.identity.config
+        if p.unique_end < p.end:
+            segments = cleanable(self._writer, p, number)
+            section = Section(segments, p.unique_end, p.unique_end, p.end, (), p.swept_end, 0)
+            if section.dirty and now_ms - section.dirty[0].created_ms > config.max_compaction_lag_ms:
+                return 2.0
+            if section.dirty_ratio > config.min_cleanable_dirty_ratio:
+                return section.dirty_ratio
+        expired = now_ms - config.delete_retention_ms
+        if not rests or not (
+            p.splits or any(x.clean_end > p.swept_end and x.time_ms <= expired for x in p.passes)
+        ):
+            return None
+        section = section_of(self._writer, state, number)
+        went_back = section.first_dirty < min(section.unique_end, section.end)
+        return 0.0 if section.needs_pass and (went_back or section.sweeps) else None
+
+    def _rests(self, number: int, p: PartitionState) -> bool:
+        """Whether nothing was appended to a partition for `cleaner.backoff.ms`, and its last pass is long ago
+        for the time that it took.
+        """
+        now = self._clock()
+        end, since = self._still.get(number, (-1, now))
+        if end != p.end:
+            end, since = self._still[number] = p.end, now
+        last = self._last.get(number)
+        if last is not None:
+            since = max(since, self._ended[number] + _REST * last.seconds)
+        return now - since >= self._writer.identity.config.cleaner_backoff_ms / 1000
 
     def _sections(self) -> list[tuple[int, Section]]:
         state = self._writer.state
@@ -139,7 +179,7 @@ class CleanerManager:
         done = clean_partition(self._writer, number, pace, until=until, full=full)
         self._failing.pop(number, None)
         if done is not None:
-            self._last[number], self._last_end = done, self._clock()
+            self._last[number], self._ended[number] = done, self._clock()
             log.info(
                 "changelog %s: cleaned partition %d: %d of %d records kept, %.2f s",
                 self._writer.root, number, done.records_kept, done.records_read, done.seconds,
@@ -226,7 +266,7 @@ class CleanerManager:
         given_up = [s for n, s in sections if self._writer.state.partitions[n].uncleanable]
         last = list(self._last.values())
         read, kept = sum(p.bytes_read for p in last), sum(p.bytes_kept for p in last)
-        since = -1.0 if self._last_end is None else (self._clock() - self._last_end) * 1000
+        since = (self._clock() - max(self._ended.values())) * 1000 if self._ended else -1.0
         return {
             "max-dirty-percent": 100 * max((s.dirty_ratio for _, s in sections), default=0.0),
             "max-compaction-delay-secs": max(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -88,7 +88,8 @@ class PartitionState:
         """Whether the records below an offset, from `start` on, still fold to what they folded to when it was
         the log's end.
         """
-        return offset >= self.clean_end or offset in self.splits
+        at = bisect_left(self.splits, offset)
+        return offset >= self.clean_end or self.splits[at : at + 1] == (offset,)
 
     # -- what a line makes of it -----------------------------------------------------------------------------
 

@@ -93,22 +93,13 @@ def section_of(
     config = writer.identity.config
     p = state.partitions[number]
     now = writer.clock_ms()
-    segments: list[Segment] = []
-    for segment in p.segments:
-        young = segment.max_timestamp > now - config.min_compaction_lag_ms
-        if (
-            (not segment.sealed and writer.is_active(number, segment.name))
-            or (config.min_compaction_lag_ms and young)
-            or (until is not None and segment.base >= until)
-        ):
-            break
-        segments.append(segment)
+    segments = cleanable(writer, p, number, until)
     end = segments[-1].next if segments else p.start
     wanted = anchor_offsets(state, number, config.anchors_auto)
     gone = [s for s in p.splits if s not in wanted and s < end]
     expired = [x.clean_end for x in p.passes if x.time_ms + config.delete_retention_ms <= now]
     return Section(
-        tuple(segments),
+        segments,
         p.unique_end,
         p.start if full else max(min([p.unique_end, *gone]), p.start),
         end,
@@ -116,6 +107,24 @@ def section_of(
         p.swept_end,
         max(expired, default=0),
     )
+
+
+def cleanable(
+    writer: Writer, p: PartitionState, number: int, until: int | None = None
+) -> tuple[Segment, ...]:
+    """The segments of a partition's cleanable section; `until` as for `section_of`."""
+    lag_ms = writer.identity.config.min_compaction_lag_ms
+    oldest = writer.clock_ms() - lag_ms
+    segments: list[Segment] = []
+    for segment in p.segments:
+        if (
+            (not segment.sealed and writer.is_active(number, segment.name))
+            or (lag_ms and segment.max_timestamp > oldest)
+            or (until is not None and segment.base >= until)
+        ):
+            break
+        segments.append(segment)
+    return tuple(segments)
 
 
 def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
@@ -134,5 +143,4 @@ def cutting(p: PartitionState, wanted: Iterable[int], end: int) -> set[int]:
     The state at a commit is gone where a pass has ended inside the commit, or an anchor was first asked for
     (`anchors.auto` was raised, a rollback made older commits the last ones) when a pass had gone over it.
     """
-    splits = frozenset(p.splits)
-    return {a for a in wanted if p.start < a < end and (a >= p.clean_end or a in splits)}
+    return {a for a in wanted if p.start < a < end and p.is_exact(a)}

@@ -108,7 +108,7 @@ class State:
     def folded_away(self, ends: tuple[int, ...]) -> bool:
         """Whether a cleaner pass has dropped records that the fold up to these offsets needs."""
         pairs = zip(ends, self.partitions, strict=True)
-        return any(p.start < end < p.clean_end and end not in p.splits for end, p in pairs)
+        return any(p.start < end and not p.is_exact(end) for end, p in pairs)
 
 
 def empty(partitions: int, epoch: int, n: int = 0) -> State:

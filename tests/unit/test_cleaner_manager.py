@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,6 +110,74 @@ def test_u_is_another_way_to_say_the_ratio(log: Changelog) -> None:
     for bad in (-1, "x", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=r"snapshot\.u"):
             log.host.configure({"snapshot.u": bad})
+
+
+# -- a log at rest -------------------------------------------------------------------------------------------
+
+
+def test_a_log_at_rest_is_cleaned_of_what_a_dropped_anchor_kept_and_of_old_deletes(
+    log: Changelog, clock: Clock
+) -> None:
+    """And then left alone, whatever else is kept."""
+    seconds = Seconds()
+    manager = CleanerManager(log.host.writer, seconds)
+    log.host.configure({"delete.retention.ms": 1000, "cleaner.backoff.ms": 10_000})
+    append(log, 0, 100)
+    log.anchor("x")
+    log.append(pa.table({"key": keys_of(0, 100), "value": pa.array([None] * 100, pa.binary())}))
+    log.compact()
+    assert log.state.partitions[0].records == 200
+
+    def due() -> tuple[float, int] | None:
+        assert manager.filthiest() is None
+        seconds.now += 9.9
+        assert manager.filthiest() is None
+        seconds.now += 0.1
+        return manager.filthiest()
+
+    assert due() is None
+    clock.now_ms += 1000
+    assert manager.filthiest() == (0.0, 0)
+    done = manager.clean_in_background(0)
+    assert done is not None
+    assert done.tombstones_dropped == 0
+    seconds.now += 10**6
+    assert manager.filthiest() is None
+    log.drop_anchor("x")
+    assert manager.filthiest() == (0.0, 0)
+    assert manager.clean_in_background(0) is not None
+    assert log.state.partitions[0].records == 0
+    seconds.now += 10**6
+    assert manager.filthiest() is None
+
+
+def test_a_log_that_is_written_to_is_left_to_its_dirty_ratio(log: Changelog) -> None:
+    seconds = Seconds()
+    manager = CleanerManager(log.host.writer, seconds)
+    append(log, 0, 100)
+    log.anchor("x")
+    append(log, 0, 100)
+    log.compact()
+    log.drop_anchor("x")
+    for _ in range(5):
+        append(log, 0, 1)
+        assert manager.filthiest() is None
+        seconds.now += 14
+    seconds.now += 1
+    assert manager.filthiest() == (0.0, 0)
+    done = manager.clean_in_background(0)
+    assert done is not None
+    # However long it takes, a tenth of the time is the most that such passes get.
+    manager._last[0] = replace(done, seconds=100.0)
+    log.anchor("y")
+    append(log, 0, 100)
+    log.compact()
+    log.drop_anchor("y")
+    assert manager.filthiest() is None
+    seconds.now += 990
+    assert manager.filthiest() is None
+    seconds.now += 30
+    assert manager.filthiest() == (0.0, 0)
 
 
 # -- young records -------------------------------------------------------------------------------------------
