@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,24 +41,6 @@ def last_value(files: Files, root: Path, state: State, partition: int, key: byte
         if hit:
             return found
     return None
-
-
-class Rereading(Protocol):
-    """Records between two offsets, as `SegmentReader.batches` gives them."""
-
-    def __call__(self, offset: int, to: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]: ...
-
-
-def rereadable(files: Files, directory: Path, segments: tuple[Segment, ...]) -> Rereading:
-    """`read_segments` for who reads several times: no checksum is compared twice."""
-    readers = [SegmentReader(files, directory, segment) for segment in segments]
-
-    def between(offset: int, to: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]:
-        for reader in readers:
-            if reader.segment.next > offset and reader.segment.base < to:
-                yield from reader.batches(offset, to, keys_only=keys_only)
-
-    return between
 
 
 def read_partition(

@@ -21,6 +21,7 @@ from keyfold.checkpoints.identity import check_partitions, read_identity
 from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.points import At, apps_at, ends_at, since_at
+from keyfold.checkpoints.rereading import Rereading
 from keyfold.checkpoints.restore_listener import Bar, RestoreListener
 from keyfold.checkpoints.selection import Selection
 from keyfold.checkpoints.snapshot import Place
@@ -120,13 +121,14 @@ def state_batches(
 
     `unique_below`: no two records below that offset have the same key, see `reading.unique_below_of`.
     """
-    between, chosen = reading.rereadable(files, directory, segments), selection or Selection()
-    below = min(unique_below, end)
-    return last_values(
-        lambda: chosen.of_batches(between(0, end)),
-        below,
-        dirty=lambda: chosen.of_batches(between(below, end)),
-    )
+    chosen, below = selection or Selection(), min(unique_below, end)
+    with Rereading(files, directory, segments) as read:
+        yield from last_values(
+            lambda: chosen.of_batches(read.between(0, end)),
+            below,
+            dirty=lambda: chosen.of_batches(read.between(below, end)),
+            hold=read.hold,
+        )
 
 
 class RestoredState:
@@ -351,12 +353,17 @@ class RestoredState:
             below = reading.unique_below_of(p)
             return state_batches(self._files, directory, p.segments, end, below, self._selection)
         begin = min(self._begins[number], end)
-        between = reading.rereadable(self._files, directory, p.segments)
+        return self._changes(directory, p.segments, begin, end)
 
-        def source() -> Iterator[pa.RecordBatch]:
-            return self._selection.of_batches(between(begin, end))
+    def _changes(
+        self, directory: Path, segments: tuple[Segment, ...], begin: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        with Rereading(self._files, directory, segments) as read:
 
-        return last_values(source, begin, deletes=True)
+            def source() -> Iterator[pa.RecordBatch]:
+                return self._selection.of_batches(read.between(begin, end))
+
+            yield from last_values(source, begin, hold=read.hold, deletes=True)
 
     def _all(self) -> list[pa.RecordBatch]:
         """All partitions, two at a time."""

@@ -27,12 +27,16 @@ class KeySpill:
 
     No name is durable and nothing is synced: the files are void once the process has ended.
 
+    Args:
+        nameless: nothing is left where the process is killed: files lose their names once they are mapped.
+
     Raises (all methods):
         OSError: the disk is full or failed.
     """
 
-    def __init__(self, files: Files, directory: Path) -> None:
+    def __init__(self, files: Files, directory: Path, *, nameless: bool = False) -> None:
         self._files = files
+        self._nameless = nameless
         self._directory = directory
         self._file: OpenFile | None = None
         self._data = pa.py_buffer(b"")
@@ -75,13 +79,15 @@ class KeySpill:
 
     def _begin(self, size: int) -> OpenFile:
         self._end()
-        if not self._number:
+        if self._nameless or not self._number:
             self._files.make_directory(self._directory)
         path = self._directory / f"{self._number}.keys"
         self._number += 1
         file = self._files.create(path)
         self._files.truncate(file, size)
         self._data = self._files.map(path)
+        if self._nameless:
+            self._files.remove_tree(self._directory)
         file.position = self._used = 0
         return file
 
@@ -94,5 +100,5 @@ class KeySpill:
         """Remove the files; arrays that were held stay readable."""
         self._end()
         self._data = pa.py_buffer(b"")
-        if self._number:
+        if self._number and not self._nameless:
             self._files.remove_tree(self._directory)

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints import reading
 from keyfold.checkpoints.damages import Damages
 from keyfold.checkpoints.grouping import group_hash
 from keyfold.checkpoints.held_keys import HeldKeys
 from keyfold.checkpoints.last_keys import BYTES_PER_KEY, LastKeys
 from keyfold.checkpoints.offset_map import offsets_of
 from keyfold.checkpoints.partition import PartitionState
+from keyfold.checkpoints.rereading import Rereading
 from keyfold.statestore.files import Files
 from keyfold.statestore.keybytes import Ints
 
@@ -53,8 +53,8 @@ class _Interval:
 
     def keys(self) -> Iterator[tuple[Ints, pa.Array]]:
         """Offsets and keys of the records, those whose turn it is."""
-        between = reading.rereadable(self.files, self.directory, self.p.segments)
-        for batch in between(self.start, self.end, keys_only=True):
+        read = Rereading(self.files, self.directory, self.p.segments)
+        for batch in read.between(self.start, self.end, keys_only=True):
             offsets, keys = offsets_of(batch), batch.column("key")
             if self.turns > 1:
                 chosen = np.flatnonzero((group_hash(keys) & (self.turns - 1)) == self.turn)

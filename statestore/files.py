@@ -12,7 +12,9 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 import threading
+import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -290,6 +292,11 @@ def _after_fork() -> None:
 os.register_at_fork(
     before=_locks_change.acquire, after_in_parent=_locks_change.release, after_in_child=_after_fork
 )
+
+
+def temporary() -> Path:
+    """A path that nobody has, in the system's directory for temporary files (`TMPDIR`)."""
+    return Path(tempfile.gettempdir()) / f"keyfold-{uuid.uuid4().hex}"
 
 
 #: The real file system.

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.fs
 
-from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
 from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
+
+#: So much of a remote file is in memory while it is copied here.
+_PIECE_BYTES: Final = 8 << 20
 
 
 def located(place: AnyPath, filesystem: Any = None, files: Files = LOCAL) -> tuple[Files, Path]:
@@ -179,9 +183,14 @@ class RemoteFiles(Files):
             return data
 
     def map(self, path: Path) -> pa.Buffer:
-        """The whole object in memory."""
-        with self._operation("map", path), self._fs.open_input_file(str(path)) as file:
-            return file.read_buffer()
+        """The bytes, copied to a temporary file (in `TMPDIR`), which is mapped and has no name any more:
+        it goes with the buffer, or with the process. So memory does not grow with the file.
+
+        Raises:
+            StorageFailed: there is no room for it.
+        """
+        with self._operation("map", path), self._fs.open_input_stream(str(path)) as file:
+            return _mapped(lambda: file.read(_PIECE_BYTES))
 
     def free_bytes(self, path: Path) -> int:
         """As good as without end."""
@@ -192,6 +201,32 @@ class RemoteFiles(Files):
 
     def _info(self, path: Path) -> pa.fs.FileInfo:
         return self._fs.get_file_info([str(path)])[0]
+
+
+def _mapped(read: Callable[[], bytes]) -> pa.Buffer:
+    """The pieces that `read` gives until an empty one, in a file without a name."""
+    with contextlib.ExitStack() as stack:
+        with _room():
+            spool = stack.enter_context(tempfile.NamedTemporaryFile(prefix="keyfold-", buffering=0))
+        while piece := read():
+            view = memoryview(piece)
+            with _room():
+                while len(view):
+                    view = view[spool.write(view) :]
+        with _room(), pa.memory_map(spool.name) as mapped:
+            return mapped.read_buffer()
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StorageFailed(
+            "A remote file cannot be kept here while it is read.", path=tempfile.gettempdir(),
+            expected="a directory with room for it", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free the disk, or set TMPDIR to a directory with room",
+        ) from e  # fmt: skip
 
 
 def _unsupported(path: Path) -> OSError:
