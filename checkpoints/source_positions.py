@@ -197,11 +197,13 @@ def difference(ended: str, begin: Begin) -> Difference | None:
         topics = ", ".join(sorted({topic for topic, _ in before}))
         return Difference(f"it is another source than Kafka's topics {topics}")
     parts = []
-    # A partition that the commit does not know is read from the first record that Kafka has of it.
-    for (topic, number), end in sorted(before.items()):
-        name = f"topic {topic}, partition {number}"
-        if (topic, number) in now:
-            parts += _apart(name, end, now[topic, number])
+    for topic, number in sorted({*before, *now}):
+        place, name = (topic, number), f"topic {topic}, partition {number}"
+        if place in before and place in now:
+            parts += _apart(name, before[place], now[place])
+        elif place in now and not begin.with_loss:
+            # The commit does not know it: it is read from its beginning.
+            parts += _apart(name, 0, now[place])
         elif not begin.with_loss:
             parts.append(f"{name} is not read any more")
     return Difference(_shown(parts)) if parts else None

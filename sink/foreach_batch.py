@@ -93,6 +93,8 @@ class ForeachBatch(ABC):
         Raises:
             What a call raises.
         """
+        if df is not None:
+            check_dataframe(df)
         session = SparkSession.getActiveSession() if df is None else df.sparkSession
         if session is None:
             raise ConfigError(

@@ -41,7 +41,10 @@ os.environ.setdefault(
     "SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
 )
 
-_RESUMING = ("test_aggregate.py", "test_initial_state.py", "test_matrix.py", "test_resume.py")
+_RESUMING = (
+    *("test_aggregate.py", "test_initial_state.py", "test_matrix.py", "test_resume.py"),
+    "test_resume_mistakes.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

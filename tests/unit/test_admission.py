@@ -338,7 +338,7 @@ SEED = f'{{"keyfold": "{LOG}", "seed": 9}}'
         ((KAFKA,), ('{"t":{"0":0,"1":9}}',), "offsets 0 to 6 of topic t, partition 0 come again"),
         ((KAFKA,), ('{"t":{"0":7,"1":12}}',), "offsets 9 to 11 of topic t, partition 1 are left out"),
         ((KAFKA,), ('{"t":{"0":7}}',), "topic t, partition 1 is not read any more"),
-        ((KAFKA,), ('{"t":{"0":7,"1":9,"2":4}}',), None),  # or from what retention has left of it
+        ((KAFKA,), ('{"t":{"0":7,"1":9,"2":4}}',), "offsets 0 to 3 of topic t, partition 2 are left out"),
         ((KAFKA,), ('{"u":{"0":7,"1":9}}',), "topic t, partition 0 is not read any more"),
         ((KAFKA,), (FEED,), "another source than Kafka's topics t"),
         ((KAFKA,), (None,), "where it begins is not known"),
@@ -382,7 +382,9 @@ def test_a_resumed_query_begins_each_source_where_the_commit_ended(
 def test_a_source_that_may_lose_data_may_lose_partitions_and_skips_or_repeats_nothing() -> None:
     """`failOnDataLoss=false` is no reason to begin elsewhere, as a query does without its options."""
     of = pinned(PIN, source=(KAFKA,))
-    for position, taken in (('{"t":{"0":7}}', True), ('{"t":{"0":0}}', False), ('{"t":{"0":8}}', False)):
+    taken_ones = ('{"t":{"0":7}}', '{"t":{"0":7,"1":9,"2":4}}')
+    refused = ('{"t":{"0":0}}', '{"t":{"0":8}}')
+    for position, taken in (*((p, True) for p in taken_ones), *((p, False) for p in refused)):
         start = partial(QueryStart, (Begin(position, with_loss=True),))
         first = replace(stream(0, "s0", "", "q2"), start=start)
         if taken:
