@@ -93,7 +93,7 @@ class Changelog(Maintained):
             check_partitions(partitions)
         if columns is not None and not isinstance(columns, Columns):
             raise arguments.wrong_type("columns", columns, "a Columns")
-        changes = LogConfig().with_changes(config or {})
+        changes = LogConfig().with_changes({} if config is None else config)
         if mode == "r":
             if config or partitions is not None or steal:
                 raise ConfigError(
@@ -103,10 +103,11 @@ class Changelog(Maintained):
             return cls._open_reader(files, root)
         if mode != "w":
             raise ConfigError(
-                "There is no such mode.", expected="'w' or 'r'", found=repr(mode), remedy="correct it"
+                "There is no such mode.", expected="w or r", found=repr(mode), remedy="correct it"
             )
-        if files.exists(root / names.IDENTITY):
-            check_same_partitions(root, read_identity(files, root), partitions)
+        with reading.looked_at(root):
+            if files.exists(root / names.IDENTITY):
+                check_same_partitions(root, read_identity(files, root), partitions)
         creation = Creation(partitions or 1, columns, changes)
         host = hosting.acquire(files, root, creation, clock_ms, steal=steal)
         try:
@@ -120,7 +121,8 @@ class Changelog(Maintained):
 
     @classmethod
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
-        read_identity(files, root)
+        with reading.looked_at(root):
+            read_identity(files, root)
         lock = ViewLock(files, root)
         try:
             view = View(files, root)

@@ -66,7 +66,10 @@ class HeldKeys:
         """
         layout = layout_of(keys)
         if layout.offsets.dtype != np.int32:
-            raise BadRecord("The key column of records is binary.", expected="binary", found=str(keys.type))
+            raise BadRecord(
+                "The key column of records is binary.", expected="binary", found=str(keys.type),
+                remedy="cast it to binary",
+            )  # fmt: skip
         if layout.offsets.ctypes.data % _OFFSET_BYTES:
             layout = replace(layout, offsets=layout.offsets.copy())
         first, span = self.end, layout.span

@@ -54,6 +54,11 @@ class QueryPin:
         self._changelog = changelog
         self._app = app_id
         self._path = names.resume_pin(checkpoint, changelog)
+        if files.exists(checkpoint) and not files.is_directory(checkpoint):
+            raise ConfigError(
+                "This is no checkpoint of a query.", path=checkpoint, expected="a directory, or nothing yet",
+                found="a file", remedy="correct checkpoint=",
+            )  # fmt: skip
 
     def has_begun(self) -> bool:
         """Whether Spark has planned a batch with this checkpoint."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +13,24 @@ import pyarrow.compute as pc
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.state import State
 from keyfold.statestore import names
-from keyfold.statestore.errors import CompactedAway, ConfigError
+from keyfold.statestore.errors import CompactedAway, ConfigError, StorageFailed
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment import Segment
 from keyfold.statestore.segment_reader import SegmentReader
+
+
+@contextmanager
+def looked_at(root: Path) -> Iterator[None]:
+    """Raises `StorageFailed` where the system refuses a path, or this user may not read there."""
+    try:
+        yield
+    except OSError as e:
+        raise StorageFailed(
+            "The changelog cannot be read.", path=e.filename or root,
+            expected="a path that the system takes, and this user may read",
+            found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="correct the path, or give this user the right to read there",
+        ) from e  # fmt: skip
 
 
 def read_segments(

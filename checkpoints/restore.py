@@ -89,7 +89,8 @@ def restore(
     files, root = place.files, place.root
     with ExitStack() as stack:
         # Raises where there is no changelog, before a lock would be sought there.
-        read_identity(files, root)
+        with reading.looked_at(root):
+            read_identity(files, root)
         lock = ViewLock(files, root)
         stack.callback(lock.close)
         view = View(files, root)

@@ -127,10 +127,11 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
             found="a changelog" if not view.identity.snapshot else "a snapshot without its list of files",
             remedy="take a snapshot of it, and clone that",
         )  # fmt: skip
-    if to.files.list_directory(to.root):
+    is_file = to.files.exists(to.root) and not to.files.is_directory(to.root)
+    if is_file or to.files.list_directory(to.root):
         raise NotAChangelog(
             "A changelog cannot be created here.", path=to.root, expected="an empty or missing directory",
-            found="a directory with entries", remedy="choose another path",
+            found="a file" if is_file else "a directory with entries", remedy="choose another path",
         )  # fmt: skip
     try:
         partitions = [names.partition(to.root, number) for number in range(view.identity.partitions)]

@@ -95,6 +95,7 @@ class RowEncoding:
                 "The DataFrame has other columns than the sink was built for.",
                 expected=self._schema.simpleString(),
                 found=df.schema.simpleString(),
+                remedy="give it DataFrames of one query, or make a sink for each",
             )
         if self._record is None:
             for argument, text in self._expressions():
@@ -236,8 +237,9 @@ def _value_names(schema: T.StructType, keys: list[str], include: Names, exclude:
     left_out = [name for name in excluded if name in keys]
     if left_out:
         raise ConfigError(
-            "A key column cannot be left out.", found=f"except_column_list: {', '.join(left_out)}"
-        )
+            "A key column cannot be left out.", expected="columns of the value",
+            found=f"except_column_list: {', '.join(left_out)}", remedy="leave it in",
+        )  # fmt: skip
     wanted = schema.names if include is None else included
     return [name for name in schema.names if name in wanted and name not in excluded and name not in keys]
 
@@ -302,9 +304,13 @@ def _check_expression(df: DataFrame, argument: str, text: str) -> None:
             f"{argument} is not an SQL expression on the DataFrame's columns.",
             expected=f"columns {', '.join(df.columns)}",
             found=f"{text} ({error.getCondition()})",
+            remedy="correct the expression",
         ) from None
     if argument == "apply_as_deletes" and not isinstance(kind, T.BooleanType):
-        raise ConfigError(f"{argument} is not a condition.", expected="boolean", found=kind.simpleString())
+        raise ConfigError(
+            f"{argument} is not a condition.", expected="boolean", found=kind.simpleString(),
+            remedy="give an expression that is true where a row deletes its key",
+        )  # fmt: skip
     if argument == "sequence_by" and not isinstance(kind, _ORDERED):
         raise ConfigError(
             f"{argument} has a type without an order here.",

@@ -186,6 +186,7 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
             "A block that should be placed does not count its records from 0.",
             expected=f"offsets 0 to {records - 1}",
             found=f"{int(offsets[0])} to {int(offsets[-1])}",
+            remedy="write the batch again",
         )
     offsets += base_offset
     return placed

@@ -82,9 +82,15 @@ def layout_of(keys: pa.Array) -> Layout:
     elif pa.types.is_large_binary(keys.type) or pa.types.is_large_string(keys.type):
         bits = 64
     else:
-        raise BadRecord("A key is bytes or a string.", expected="binary or string", found=str(keys.type))
+        raise BadRecord(
+            "A key is bytes or a string.", expected="binary or string", found=str(keys.type),
+            remedy="cast it to binary",
+        )  # fmt: skip
     if keys.null_count:
-        raise BadRecord("A key is null.", found=f"{keys.null_count} null keys of {len(keys)}")
+        raise BadRecord(
+            "A key is null.", expected="keys", found=f"{keys.null_count} null keys of {len(keys)}",
+            remedy="filter such rows out",
+        )  # fmt: skip
     _, places, data = keys.buffers()
     if len(keys) == 0 or places is None:
         return Layout(0, np.zeros(1, np.int64), None)

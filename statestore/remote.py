@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.fs
 
+from keyfold.statestore.arguments import wrong_type
 from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
 from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
@@ -77,6 +78,8 @@ def writable(place: AnyPath, files: Files = LOCAL) -> Path:
 def _as_pyarrow(filesystem: Any) -> pa.fs.FileSystem:
     if isinstance(filesystem, pa.fs.FileSystem):
         return filesystem
+    if not callable(getattr(filesystem, "info", None)):
+        raise wrong_type("filesystem", filesystem, "a pyarrow.fs.FileSystem, or one of fsspec")
     return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(filesystem))
 
 

@@ -55,6 +55,7 @@ class Columns:
     value_format: Format
 
     def __post_init__(self) -> None:
+        self._check_shape()
         fields = [sparktypes.cleaned(f) for f in self.schema_json["fields"]]
         object.__setattr__(self, "schema_json", {"type": "struct", "fields": fields})
         names = [f["name"] for f in fields]
@@ -68,11 +69,29 @@ class Columns:
                 "The keys have to be columns, each once.",
                 expected=", ".join(names),
                 found=", ".join(self.keys) or "none",
+                remedy="correct the keys",
             )
         for f in fields:
             sparktypes.check_column(f, is_key=f["name"] in self.keys)
         _check_format("key", self.key_format, self._key_fields)
         _check_format("value", self.value_format, self._value_fields)
+
+    def _check_shape(self) -> None:
+        kept, keys = self.schema_json, self.keys
+        fields = kept.get("fields") if isinstance(kept, Mapping) else None
+        if not isinstance(fields, list | tuple) or not all(
+            isinstance(f, Mapping) and isinstance(f.get("name"), str) and "type" in f for f in fields
+        ):
+            raise ConfigError(
+                "This is no schema.", expected='{"type": "struct", "fields": [{"name": …, "type": …}, …]}',
+                found=type(kept).__name__, remedy="give what Spark's `df.schema.jsonValue()` gives",
+            )  # fmt: skip
+        if not isinstance(keys, list | tuple) or not all(isinstance(name, str) for name in keys):
+            raise ConfigError(
+                "The keys of columns are names.", expected="a tuple of names", found=type(keys).__name__,
+                remedy='write one key as ("name",)',
+            )  # fmt: skip
+        object.__setattr__(self, "keys", tuple(keys))
 
     # -- as it is kept ---------------------------------------------------------------------------------------
 

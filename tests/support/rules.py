@@ -144,6 +144,22 @@ def code_from_data(tree: ast.Module) -> Iterator[str]:
             yield f"{node.lineno}: Rdict without options"
 
 
+#: The errors that users see.
+_ERRORS = _words("""
+    ConfigError WrongType NotAChangelog FormatTooNew Damaged StorageFailed ChangelogLocked
+    WriterFenced BadRecord SchemaMismatch BatchConflict CompactedAway ViewExpired NotResumable
+""")
+
+
+def helpless_errors(tree: ast.Module) -> Iterator[str]:
+    """Errors that do not say what the user can do. (`**` may hold it.)"""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or dotted(node.func).rpartition(".")[2] not in _ERRORS:
+            continue
+        if not {k.arg for k in node.keywords} & {"remedy", None}:
+            yield f"{node.lineno}: {dotted(node.func)} without remedy"
+
+
 def long_functions(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +85,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 NAN, INF = float("nan"), float("inf")
 NO_TEXT: dict[str, Any] = {"None": None, "number": 7, "bytes": b"x", "list": ["x"], "dict": {}}
+NO_PATH: dict[str, Any] = {"None": None, "number": 7, "list": ["x"], "dict": {}, "empty": "", "NUL": "a\0b"}
 NO_INT: dict[str, Any] = {"text": "0", "float": 0.0, "NaN": NAN, "bool": True, "list": [0], "bytes": b"0"}
 
 
@@ -99,12 +99,12 @@ def _used(use: Callable[..., Any], value: Any, w: World) -> Any:
 
 
 OPEN: dict[str, Misuse] = {
-    **each("open path", NO_TEXT | {"empty": "", "null byte": "a\0b"}, lambda w, x: Changelog.open(x)),
+    **each("open path", NO_PATH, lambda w, x: Changelog.open(x)),
     "open a file": lambda w: Changelog.open(w.file),
     "open in a file": lambda w: Changelog.open(w.file / "log"),
     "open a foreign directory": lambda w: Changelog.open(w.foreign),
     "open a snapshot to write": lambda w: Changelog.open(w.snapshot),
-    "open with a name too long": lambda w: Changelog.open(w.new / ("x" * 300)),
+    "open with a name too long": lambda w: Changelog.open(w.new.with_name("x" * 300)),
     "read a file": lambda w: Changelog.open(w.file, mode="r"),
     "read a foreign directory": lambda w: Changelog.open(w.foreign, mode="r"),
     "read nothing": lambda w: Changelog.open(w.new, mode="r"),
@@ -181,6 +181,37 @@ _NUMBERS = (
 def set_to(name: Any, value: Any) -> Misuse:
     return lambda w: Changelog.open(w.new, config={name: value})
 
+
+_FIELDS = [field("k", "long"), field("v", "long")]
+
+
+def columns(*arguments: Any) -> Misuse:
+    return lambda w: Columns(*arguments)
+
+
+COLUMNS: dict[str, Misuse] = {
+    **{
+        f"columns of {what}": columns(schema, ("k",), "json", "json")
+        for what, schema in {
+            "None": None,
+            "nothing": {},
+            "names": {"k": "long"},
+            "a list": _FIELDS,
+            "an Arrow schema": pa.schema([("k", pa.int64())]),
+            "fields without a type": {"type": "struct", "fields": [{"name": "k"}]},
+            "two of one name": {"type": "struct", "fields": [*_FIELDS, *_FIELDS]},
+            "an unknown type": {"type": "struct", "fields": [field("k", "int128")]},
+        }.items()
+    },
+    **{
+        f"columns with keys {keys!r}": columns({"type": "struct", "fields": _FIELDS}, keys, "json", "json")
+        for keys in ("k", (), ("x",), ("k", "k"), (1,), None, {"k"})
+    },
+    **{
+        f"columns with formats {formats!r}": columns({"type": "struct", "fields": _FIELDS}, ("k",), *formats)
+        for formats in (("avro", "json"), ("json", "raw"), (None, "json"), ("raw", "json"))
+    },
+}
 
 CONFIG: dict[str, Misuse] = {
     **{f"{n}={v}": set_to(n, value) for n in _NUMBERS for v, value in _BAD_NUMBER.items()},
@@ -358,7 +389,7 @@ CHANGE: dict[str, Misuse] = {
     **each("snapshot at", POINTS, lambda w, x: w.log.snapshot(w.new, x)),
     **each(
         "snapshot to",
-        {**NO_TEXT, "empty": "", "unknown URL": "nowhere://x/y"},
+        NO_PATH,
         lambda w, x: w.log.snapshot(x),
     ),
     "snapshot to a file": lambda w: w.log.snapshot(w.file),
@@ -366,11 +397,11 @@ CHANGE: dict[str, Misuse] = {
     "snapshot to itself": lambda w: w.log.snapshot(w.root),
     "snapshot to a place of another": lambda w: w.typed.snapshot(w.snapshot),
     "snapshot to no file system": lambda w: w.log.snapshot("x", filesystem="s3"),
-    **each("clone of", {**NO_TEXT, "nothing": "/nowhere/x"}, lambda w, x: Changelog.clone(x, w.new)),
+    **each("clone of", NO_PATH, lambda w, x: Changelog.clone(x, w.new)),
     "clone of a file": lambda w: Changelog.clone(w.file, w.new),
     "clone of a changelog": lambda w: Changelog.clone(w.root, w.new),
     "clone of a foreign directory": lambda w: Changelog.clone(w.foreign, w.new),
-    **each("clone to", NO_TEXT, lambda w, x: Changelog.clone(w.snapshot, x)),
+    **each("clone to", NO_PATH, lambda w, x: Changelog.clone(w.snapshot, x)),
     "clone to a file": lambda w: Changelog.clone(w.snapshot, w.file),
     "clone to a changelog": lambda w: Changelog.clone(w.snapshot, w.root),
     "clone to a foreign directory": lambda w: Changelog.clone(w.snapshot, w.foreign),
@@ -385,7 +416,7 @@ CHANGE: dict[str, Misuse] = {
 }
 
 STATE: dict[str, Misuse] = {
-    **each("restore of", NO_TEXT, lambda w, x: restore(x)),
+    **each("restore of", NO_PATH, lambda w, x: restore(x)),
     "restore of a file": lambda w: restore(w.file),
     "restore of nothing": lambda w: restore(w.new),
     "restore of a foreign directory": lambda w: restore(w.foreign),
@@ -443,7 +474,7 @@ STATE: dict[str, Misuse] = {
     "restore keys and prefix": lambda w: restore(w.root, keys=[b"a"], prefix=b"a"),
     "restore typed prefix": lambda w: restore(w.root.with_name("typed"), prefix=b"a"),
     "restore filesystem": lambda w: restore("x", filesystem="s3"),
-    **each("to_changelog", NO_TEXT, lambda w, x: w.state.to_changelog(x)),
+    **each("to_changelog", NO_PATH, lambda w, x: w.state.to_changelog(x)),
     "to_changelog over a file": lambda w: w.state.to_changelog(w.file),
     "to_changelog over a changelog": lambda w: w.state.to_changelog(w.root),
     **each(
@@ -454,24 +485,24 @@ STATE: dict[str, Misuse] = {
         {"list": ["a"], "text": "x", "unknown": {"x": 1}},
         lambda w, x: w.state.to_changelog(w.new, config=x),
     ),
-    **each("to_store", NO_TEXT, lambda w, x: w.state.to_store(x)),
+    **each("to_store", NO_PATH, lambda w, x: w.state.to_store(x)),
     "to_store over a file": lambda w: w.state.to_store(w.file),
     "to_store over a changelog": lambda w: w.state.to_store(w.root),
-    **each("open_store", NO_TEXT | {"nothing": "/nowhere/x"}, lambda w, x: open_store(x)),
+    **each("open_store", NO_PATH, lambda w, x: open_store(x)),
     "open_store of a file": lambda w: open_store(w.file),
     "open_store of a changelog": lambda w: open_store(w.root),
-    **each("resume path", NO_TEXT, lambda w, x: resume(x, "loader")),
+    **each("resume path", NO_PATH, lambda w, x: resume(x, "loader")),
     "resume of a file": lambda w: resume(w.file, "loader"),
     "resume of nothing": lambda w: resume(w.new, "loader"),
     **each("resume app", {**NO_TEXT, "unknown": "nobody", "empty": ""}, lambda w, x: resume(w.root, x)),
     **each(
         "resume checkpoint",
-        {"number": 7, "bytes": b"x", "list": [], "URL": "s3://b/x"},
+        {"number": 7, "empty": "", "list": [], "URL": "s3://b/x"},
         lambda w, x: resume(w.root, "loader", checkpoint=x),
     ),
     "resume checkpoint of a file": lambda w: resume(w.root, "loader", checkpoint=w.file),
     "resume_if_lost checkpoint": lambda w: resume_if_lost(w.root, "loader", checkpoint=None),  # type: ignore[arg-type]
-    **each("standby", NO_TEXT, lambda w, x: Standby(x)),
+    **each("standby", NO_PATH, lambda w, x: Standby(x)),
     "standby of a file": lambda w: Standby(w.file),
     "standby of nothing": lambda w: Standby(w.new),
     "standby of a snapshot": lambda w: Standby(w.snapshot),
@@ -480,7 +511,7 @@ STATE: dict[str, Misuse] = {
         {"text": "1", "negative": -1, "NaN": NAN, "list": []},
         lambda w, x: _take_over(w, x),
     ),
-    **each("verify", NO_TEXT, lambda w, x: verify(x)),
+    **each("verify", NO_PATH, lambda w, x: verify(x)),
     "verify a file": lambda w: verify(w.file),
     "verify nothing": lambda w: verify(w.new),
     "verify a foreign directory": lambda w: verify(w.foreign),
@@ -516,7 +547,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 SINKS: dict[str, Misuse] = {
-    **each("sink path", NO_TEXT, lambda w, x: ChangelogSink(x)),
+    **each("sink path", NO_PATH, lambda w, x: ChangelogSink(x)),
     **{
         f"sink {name}={value!r}": sink(**{"keys": "k", name: value})
         for name, values in _ARGUMENTS.items()
@@ -540,14 +571,7 @@ def _what_counts(w: World) -> tuple[Any, ...]:
     return (*((s.ends, s.commits, s.apps, s.anchors) for s in states), w.log.config)
 
 
-#: Paths, app ids and batches of points are looked at in rooms of their own.
-_ELSEWHERE = re.compile(
-    r"open path|open with a name|(append|transaction) (app|batch)_id|(anchor|snapshot|restore) (at|since|to) "
-    r"|rollback|clone (of|to)|open_store|restore (of|filesystem)|resume|standby|sink (app|path)"
-    r"|to_(changelog|store) [A-Za-z]+$|verify"
-)
-_ALL = {**OPEN, **CONFIG, **APPEND, **READ, **CHANGE, **STATE, **SINKS}
-MISUSES = {name: misuse for name, misuse in _ALL.items() if not _ELSEWHERE.match(name)}
+MISUSES = {**OPEN, **COLUMNS, **CONFIG, **APPEND, **READ, **CHANGE, **STATE, **SINKS}
 
 
 def _closing(found: Any) -> None:

@@ -19,6 +19,7 @@ from support.rules import (
     Rule,
     bare_imports,
     code_from_data,
+    helpless_errors,
     long_functions,
     touched_files,
     wrong_directions,
@@ -121,6 +122,11 @@ def test_no_data_is_run_as_code(path: Path) -> None:
     assert list(code_from_data(tree_of(path))) == []
 
 
+@pytest.mark.parametrize("path", PRODUCT, ids=_ids)
+def test_every_error_says_what_to_do(path: Path) -> None:
+    assert list(helpless_errors(tree_of(path))) == []
+
+
 @pytest.mark.parametrize("path", EVERYTHING, ids=_ids)
 def test_functions_fit_on_a_screen(path: Path) -> None:
     assert list(long_functions(tree_of(path))) == []
@@ -217,6 +223,8 @@ def _in_checkpoints(tree: ast.Module) -> Iterator[str]:
         (code_from_data, "from rocksdict import Options\nOptions()"),
         (code_from_data, "import rocksdict\nrocksdict.Options(raw_mode=False)"),
         (code_from_data, "from rocksdict import Rdict\nRdict('path')"),
+        (helpless_errors, "raise errors.Damaged('x', path=p, found=1)"),
+        (helpless_errors, "def f():\n    return ConfigError('x')"),
         (long_functions, "def f():\n" + "    x = 1\n" * 70),
     ],
 )
@@ -237,6 +245,7 @@ def test_a_rule_sees_what_breaks_it(rule: Rule, text: str) -> None:
         (touched_files, "self.files.exists(path)\nfiles.unlink(path)\n'a'.replace('a', 'b')\nLog.open(a)"),
         (code_from_data, "from rocksdict import Options, Rdict\nRdict(a, options=Options(raw_mode=True))"),
         (code_from_data, "Options()\nre.compile('a')"),
+        (helpless_errors, "raise Damaged('x', remedy='y')\nraise Damaged('x', **fields)\nKeyError('x')"),
         (long_functions, "def f():\n" + "    x = 1\n" * 69),
     ],
 )
