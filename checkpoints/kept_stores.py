@@ -155,11 +155,12 @@ class KeptStores:
         for number in numbers:
             p = state.partitions[number]
             for batch, end in self._pieces(state, number):
-                if not step.has_room(number, batch):
+                size = 0 if batch is None else batch.nbytes
+                if not step.has_room(number, size):
                     large += step.is_large
                     step.apply()
                     yield
-                step.add(number, batch, end)
+                step.add(number, batch, size, end)
             step.finishes(partial(self._done.__setitem__, number, p))
         step.apply()
         if large:
@@ -295,18 +296,17 @@ class Step:
         """Whether it took about as many bytes as one step takes."""
         return self._bytes >= _STEP_BYTES // 2
 
-    def has_room(self, number: int, batch: pa.RecordBatch | None) -> bool:
-        more = 0 if batch is None else batch.nbytes
+    def has_room(self, number: int, size: int) -> bool:
         if number not in self._ends and len(self._ends) >= _STEP_PARTITIONS:
             return False
         # One that is larger goes alone: an Arrow column could not hold it together with others.
-        return not self._pieces or self._bytes + more <= _STEP_BYTES
+        return not self._pieces or self._bytes + size <= _STEP_BYTES
 
-    def add(self, number: int, batch: pa.RecordBatch | None, end: int) -> None:
+    def add(self, number: int, batch: pa.RecordBatch | None, size: int, end: int) -> None:
         self._ends[number] = end
         if batch is not None:
             self._pieces.append((number, batch))
-            self._bytes += batch.nbytes
+            self._bytes += size
 
     def finishes(self, then: Callable[[], None]) -> None:
         """Call `then` when all that was added is applied."""

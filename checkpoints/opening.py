@@ -21,6 +21,7 @@ from typing import Final
 from keyfold.checkpoints import state as states
 from keyfold.checkpoints.admission import is_app
 from keyfold.checkpoints.config import LogConfig
+from keyfold.checkpoints.descriptors import is_too_many, raise_limit, too_many_files
 from keyfold.checkpoints.identity import Identity, read_identity, remove_unfinished, replace_identity
 from keyfold.checkpoints.journal import (
     JournalWriter,
@@ -83,9 +84,12 @@ def open_writer(
     Raises:
         NotAChangelog, FormatTooNew, Damaged: see there; nothing was changed.
         ChangelogLocked: another writer lives and `steal` is False.
-        StorageFailed: the disk is read-only, full, or failed.
+        StorageFailed: the disk is read-only, full, or failed, or too many files are open.
+
+    Raises the limit of open files, see `descriptors`.
     """
     ownership: Ownership | None = None
+    raise_limit()
     try:
         new = creation is not None and not files.exists(root / names.IDENTITY)
         if creation is not None and new:
@@ -114,6 +118,8 @@ def open_writer(
             ownership.close()
         if not isinstance(e, OSError):
             raise
+        if is_too_many(e):
+            raise too_many_files(e, root, "the changelog cannot be opened to write") from e
         raise StorageFailed(
             "The changelog cannot be opened to write.", path=e.filename or root,
             expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",

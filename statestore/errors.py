@@ -107,7 +107,10 @@ class Damaged(KeyfoldError):
 
 
 class StorageFailed(KeyfoldError):
-    """A write or an fsync failed. The writer is fenced; open the changelog again to go through recovery."""
+    """A write or an fsync failed. The writer is fenced; open the changelog again to go through recovery.
+
+    Where too many files are open nothing was written, and the writer goes on; the message says so.
+    """
 
 
 class ChangelogLocked(KeyfoldError):

@@ -16,8 +16,10 @@ Traps seen in rocksdict 0.3.29, each with a test in `tests/unit/test_lastvalues*
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +44,8 @@ from keyfold.statestore.sst import BLOCK_BYTES
 
 _WRITE_BUFFER_BYTES = 8 << 20
 _OPEN_FILES_MAX = 256
+_OPEN_FILES_MIN = 20
+_OPEN_FILES_SHARE = 8
 #: RocksDB starts 16 at every opening, which took a third of the time of opening a small store.
 _OPENING_THREADS = 2
 _LOG_BYTES_MAX = 1 << 20
@@ -73,13 +77,26 @@ class StoreUnusable(KeyfoldError):
 def unusable(directory: Path, error: Exception) -> StoreUnusable:
     message = str(error)
     what = next((what for start, what in _CAUSES if message.startswith(start)), "the last-value store failed")
+    if is_too_many_files(message):
+        what = "the process has as many files open as it may"
     return StoreUnusable(what, path=directory, found=message, remedy=REBUILT)
+
+
+def is_too_many_files(message: str) -> bool:
+    """Whether a store failed because too many files are open; it is not damaged then."""
+    return os.strerror(errno.EMFILE) in message or os.strerror(errno.ENFILE) in message
 
 
 #: So many files that may hold any key are put together into one: where a store is written to, and where it
 #: is only read.
 FILES_OF_WRITTEN = 4
 FILES_OF_READ = 2
+
+
+def open_files_max() -> int:
+    """How many files of one database are open: an eighth of what the process may have, 256 at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_OPEN_FILES_MIN, min(_OPEN_FILES_MAX, soft // _OPEN_FILES_SHARE))
 
 
 def database_options() -> Options:
@@ -104,7 +121,7 @@ def database_options() -> Options:
     options.set_paranoid_checks(True)
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(2)
-    options.set_max_open_files(_OPEN_FILES_MAX)
+    options.set_max_open_files(open_files_max())
     options.set_max_file_opening_threads(_OPENING_THREADS)
     options.set_bytes_per_sync(1 << 20)
     options.set_max_manifest_file_size(_MANIFEST_BYTES_MAX)

@@ -110,9 +110,9 @@ def test_no_record_is_lost_where_those_of_a_step_do_not_fit_one_arrow_column() -
                 "value": zeros(size),
             }
         )
-        if not step.has_room(0, batch):
+        if not step.has_room(0, batch.nbytes):
             step.apply()
-        step.add(0, batch, offset + 1)
+        step.add(0, batch, batch.nbytes, offset + 1)
     step.apply()
     assert store.found == list(enumerate(sizes))
     assert store.ends == sorted(set(store.ends))
