@@ -151,11 +151,11 @@ class _Pass:
         abandon(self._made)
         with contextlib.suppress(OSError):
             self._spill.close()
-        if isinstance(error, ViewExpired):
-            # Whoever has taken over deletes what this writer still names.
+        if isinstance(error, ViewExpired | OSError):
+            # Whoever has taken over deletes what this writer still names, and its work.
             self._writer.ownership.prove()
-            if not self._all_named():
-                raise Aborted from error
+        if isinstance(error, ViewExpired) and not self._all_named():
+            raise Aborted from error
         if isinstance(error, OSError):
             raise StorageFailed(
                 "A cleaner pass could not write its copy; what it has not swapped is as it was.",

@@ -80,7 +80,7 @@ class KeySpill:
     def _begin(self, size: int) -> OpenFile:
         self._end()
         if self._nameless or not self._number:
-            self._files.make_directory(self._directory)
+            self._files.make_directory(self._directory, below=self._directory.parents[1])
         path = self._directory / f"{self._number}.keys"
         self._number += 1
         file = self._files.create(path)

@@ -211,7 +211,7 @@ class ChangelogSink(ForeachBatch):
     def _working_directory(self, writer: Writer) -> Iterator[Path]:
         """Where the tasks of one batch write; goes with it."""
         directory = names.work(self.path, writer.opened_epoch, uuid.uuid4().hex)
-        self._files.make_directory(directory)
+        self._files.make_directory(directory, below=self.path)
         try:
             yield directory
         finally:

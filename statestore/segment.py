@@ -239,7 +239,9 @@ class SegmentWriter:
         try:
             self._settle()
             if committed is None:
-                self._files.unlink(self._file.path)
+                # In a directory that was made again, another writer may have a file of that name.
+                if self._files.is_in_place(self._file):
+                    self._files.unlink(self._file.path)
             elif self._file.position > committed.size:
                 self._files.truncate(self._file, committed.size)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ def deliver(
         if admission.appended(log.state, APP, batch_id, "") is not None:
             return None
         ran = runner.run(host, batches)
-        commit = log.append(ran.changes, app_id=APP, batch_id=batch_id)
+        commit = host.append(ran.changes, APP, batch_id, nullcontext())
         ran.committed()
         return commit
 

@@ -253,3 +253,17 @@ def _made(path: Path) -> Path:
     with Changelog.open(path, config=BY_HAND) as log:
         log.append(rows(("a", "1")))
     return path
+
+
+def test_a_file_that_comes_to_nothing_is_removed_only_where_it_was_made(tmp_path: Path) -> None:
+    """A changelog that was made again under the same path can have a file of the same name."""
+    path = _made(tmp_path / "log")
+    writer = open_writer(QUICK, path, None, Clock(), steal=False)
+    begun = writer.new_segment(0, 1)
+    path.rename(tmp_path / "moved")
+    (path / "0").mkdir(parents=True)
+    theirs = path / "0" / begun.segment.name
+    theirs.write_bytes(b"theirs")
+    begun.abandon(None)
+    assert theirs.read_bytes() == b"theirs"
+    writer.close()
