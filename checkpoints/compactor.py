@@ -25,6 +25,7 @@ from keyfold.checkpoints.copying import Pace, abandon, copied
 from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compacted_pairs
 from keyfold.checkpoints.partition import PartitionState
 from keyfold.checkpoints.progress import after_group, dated
+from keyfold.checkpoints.room import Room
 from keyfold.checkpoints.section import Section, anchor_offsets, cutting, section_of
 from keyfold.checkpoints.segment_lines import segment_line
 from keyfold.checkpoints.spill import KeySpill
@@ -128,6 +129,7 @@ class _Pass:
         self._readers: dict[str, SegmentReader] = {}
         owner = f"cleaner-{number}-{uuid.uuid4().hex}"
         self._spill = KeySpill(writer.files, names.work(writer.root, writer.opened_epoch, owner))
+        self._room = Room(self._reader, self._config.codec)
         self._made: list[SegmentWriter] = []
         self._replaced: set[str] = set()
         self._view = contextlib.ExitStack()
@@ -167,7 +169,8 @@ class _Pass:
     def run(self) -> PassStatistics:
         """Everything, group by group."""
         section, config = self._section, self._config
-        self._check_room(max(sum(s.size for s in g) for g in section.groups(config.segment_bytes)))
+        copies = map(self._room.of_copy, section.groups(config.segment_bytes))
+        self._check_room(max(copies) + self._room.of_spill(section, spill_all=self._spill_all))
         offset_map = OffsetMap.build(
             self._keys,
             section.first_dirty,
@@ -262,7 +265,7 @@ class _Pass:
         kept = self._changed(group, pairs)
         if kept is None:
             return None
-        self._check_room(sum(s.size for s in group))
+        self._check_room(self._room.of_copy(group))
         return copied(self._writer, self._number, group, kept, self._pace, self._made)
 
     def _changed(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> Iterator[pa.RecordBatch] | None:
@@ -283,12 +286,11 @@ class _Pass:
         return None
 
     def _check_room(self, needed: int) -> None:
-        """The copy can be as large as what it replaces, which goes only afterwards."""
         free = self._writer.files.free_bytes(self._writer.root)
         if free < needed:
             raise StorageFailed(
                 "There is no room for a cleaner pass.", path=self._writer.root,
-                expected=f"{needed} bytes free", found=f"{free} bytes",
+                expected=f"{needed} bytes free, the most that it can take", found=f"{free} bytes",
                 remedy="free disk space; the log is as it was, and appends go on",
             )  # fmt: skip
 

@@ -49,7 +49,7 @@ _ROOM_FREE: Final = 1 << 23
 _GATHER_ROWS: Final = 1 << 14
 _GATHER_BYTES: Final = 1 << 24
 #: Still smaller ones are made one array, so that positions and memory for each do not run out first.
-_SMALL_ROWS: Final = 256
+SMALL_ROWS: Final = 256
 #: A bucket of the directory with more entries than this exists only for a bad hash.
 _BUCKET_MAX: Final = 64
 
@@ -99,7 +99,7 @@ class LastKeys:
         """Take in more keys. False if no more are wanted: there is no room."""
         if self.end is not None or len(keys) == 0:
             return self.end is None
-        if len(keys) >= _SMALL_ROWS:
+        if len(keys) >= SMALL_ROWS:
             self._take_in_small()
             self._take_in(self._hold(keys))
             return self.end is None

@@ -17,6 +17,7 @@ Arrow's format has no checksum. Nothing here is given to Arrow before its CRC32C
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -190,3 +191,101 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
         )
     offsets += base_offset
     return placed
+
+
+# -- how large a block is without compression ----------------------------------------------------------------
+
+_CODECS: Final = ("lz4", "zstd")
+#: The key column's buffers: of each column before it, validity and values; then its validity.
+_KEY_BUFFERS: Final = slice(5, 7)
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """Bytes of a block: as it is, without compression, and of its keys with their offsets without
+    compression; its codec, None for none; how many records.
+    """
+
+    stored: int
+    raw: int
+    raw_keys: int
+    codec: str | None
+    records: int
+
+
+def size_of(block: pa.Buffer) -> BlockSize:
+    """Found from the block's metadata, and eight bytes of each compressed buffer; nothing is decoded.
+
+    Raises:
+        ValueError: it is no block. Its checksum need not have been compared.
+    """
+    data = memoryview(block)
+    try:
+        body = _PREFIX_BYTES + int.from_bytes(data[4:8], "little")
+        message = _Table.root(data, _PREFIX_BYTES)
+        batch = message.table(2)
+        start, count = batch.vector(2)
+        length = batch.field(0)
+        records = _number(data, length, 8) if length else 0
+        places = [
+            (_number(data, start + 16 * i, 8), _number(data, start + 16 * i + 8, 8)) for i in range(count)
+        ]
+        codec = None
+        if batch.field(3):
+            field = batch.table(3).field(0)
+            codec = _CODECS[data[field] if field else 0]
+            sizes = [_raw(data, body + place, stored) for place, stored in places]
+        else:
+            sizes = [stored for _, stored in places]
+    except (IndexError, OverflowError) as e:
+        raise ValueError("These bytes are no record batch.") from e
+    return BlockSize(
+        len(data), body + sum(-(-n // 8) * 8 for n in sizes), sum(sizes[_KEY_BUFFERS]), codec, records
+    )
+
+
+def _raw(data: memoryview, place: int, length: int) -> int:
+    """A compressed buffer begins with its length without compression, or with -1 where it has none."""
+    if length == 0:
+        return 0
+    said = _number(data, place, 8)
+    return length - 8 if said == -1 else said
+
+
+def _number(data: memoryview, place: int, size: int) -> int:
+    if not 0 <= place <= len(data) - size:
+        raise IndexError
+    return int.from_bytes(data[place : place + size], "little", signed=True)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of a flatbuffer. Places are absolute; that of a field which is not there is 0."""
+
+    data: memoryview
+    place: int
+
+    @classmethod
+    def root(cls, data: memoryview, place: int) -> _Table:
+        return cls(data, place + _number(data, place, 4))
+
+    def field(self, number: int) -> int:
+        fields = self.place - _number(self.data, self.place, 4)
+        if 4 + 2 * number >= _number(self.data, fields, 2):
+            return 0
+        offset = _number(self.data, fields + 4 + 2 * number, 2)
+        return self.place + offset if offset else 0
+
+    def _follow(self, number: int) -> int:
+        field = self.field(number)
+        if not field:
+            raise IndexError
+        return field + _number(self.data, field, 4)
+
+    def table(self, number: int) -> _Table:
+        return _Table(self.data, self._follow(number))
+
+    def vector(self, number: int) -> tuple[int, int]:
+        """Where its first element is, and how many there are."""
+        place = self._follow(number)
+        return place + 4, _number(self.data, place, 4)

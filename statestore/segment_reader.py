@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -16,9 +16,11 @@ from keyfold.statestore import names
 from keyfold.statestore.blocks import (
     FORMAT_VERSION,
     STREAM_HEADER,
+    BlockSize,
     block_lengths,
     decode,
     decode_stream,
+    size_of,
 )
 from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
 from keyfold.statestore.files import Files
@@ -98,6 +100,17 @@ class SegmentReader:
                 offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
                 batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
             yield batch
+
+    def sizes(self) -> Iterator[BlockSize]:
+        """The size of each block; its bytes are not read for that. Raises as `batches`."""
+        blocks: Iterable[pa.Buffer] = self._blocks(self.segment.base, self.segment.next)
+        if self.segment.sealed:
+            blocks = (self._slice(int(e["position"]), int(e["length"])) for e in self.index())
+        for block in blocks:
+            try:
+                yield size_of(block)
+            except ValueError as e:
+                raise self._damaged("a block", "a record batch", "other bytes") from e
 
     def verify(self) -> None:
         """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""

@@ -54,7 +54,7 @@ scales = st.sampled_from([None, (2, 2, 2, 1, 1, 0), (4, 16, 3, 5, 2, 1), (16, 64
 def scaled(scale: Scale) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if scale is not None:
-            names = ("_ROOM_MIN", "_ROOM_FREE", "_SLICE", "_GATHER_ROWS", "_SMALL_ROWS", "_BUCKET_MAX")
+            names = ("_ROOM_MIN", "_ROOM_FREE", "_SLICE", "_GATHER_ROWS", "SMALL_ROWS", "_BUCKET_MAX")
             for name, value in zip(names, scale, strict=True):
                 patch.setattr(last_keys, name, value)
             patch.setattr(fold, "_SMALL_ROWS", 3)

@@ -168,7 +168,7 @@ def test_last_values_are_exact_where_positions_run_out(
 ) -> None:
     """Several maps take turns, each with the records before it as its clean section."""
     monkeypatch.setattr(last_keys, "POSITIONS_MAX", 1 << 10)
-    monkeypatch.setattr(last_keys, "_SMALL_ROWS", 1)
+    monkeypatch.setattr(last_keys, "SMALL_ROWS", 1)
     log = [Record(i, b"%d" % (i * 7 % 900), None if i % 5 == 0 else b"%d" % i) for i in range(3000)]
     found = batches(log, sizes)
     for unique_below in (0, 700):
@@ -452,7 +452,7 @@ def test_keys_that_were_moved_are_not_read_where_they_came_from(
 ) -> None:
     """`hold` moves keys to a mapped file; the batch's own memory may then be used for something else."""
     # Smaller arrays are held for a while before they are moved together.
-    monkeypatch.setattr(last_keys, "_SMALL_ROWS", 1)
+    monkeypatch.setattr(last_keys, "SMALL_ROWS", 1)
     spill = (tmp_path / "keys").open("w+b")
     mapped: list[mmap.mmap] = []
 
