@@ -224,10 +224,10 @@ def test_a_lost_checkpoint_costs_nothing_however_often(job: Job, topics: Topics,
 
 def test_the_plain_options_go_on_where_the_commit_ended(job: Job, topics: Topics, topic: str) -> None:
     topics.words(topic, SOME)
-    job.run_with_plain_options(maxOffsetsPerTrigger="3")
+    job.run_with_plain_options(maxOffsetsPerTrigger="6")
     lose(job.checkpoint)
     topics.words(topic, MORE)
-    job.run_with_plain_options(maxOffsetsPerTrigger="3")
+    job.run_with_plain_options(maxOffsetsPerTrigger="6")
     assert job.counted() == topics.counted(topic)
 
 
