@@ -146,7 +146,7 @@ def measure(folder: Path, kind: str, keys: int, rounds: int) -> None:
                 # As the app knows it: its name is that of the directory.
                 shutil.copytree(before, folder / "copy" / before.name)
                 if "stores" in name:
-                    for store in (folder / "copy" / before.name).glob("*/store-*"):
+                    for store in (folder / "copy" / before.name).glob("store-*"):
                         shutil.rmtree(store)
                 seconds = timed(folder, kind, folder / "copy" / before.name, "latest")
                 shutil.rmtree(folder / "copy")

@@ -143,14 +143,14 @@ def lagging_s(path: Path, keys: int) -> list[float]:
     random = np.random.default_rng(11)
     aside = path.with_name("stores")
     opening_s(path)
-    for store in path.glob("*/store-*"):
-        shutil.copytree(store, aside / store.parent.name / store.name)
+    for store in path.glob("store-*"):
+        shutil.copytree(store, aside / store.name)
     with Changelog.open(path) as log:
         for _ in range(0, _LAG_RECORDS, 50_000):
             log.append(rows(random.integers(0, keys, 50_000), random))
     spent = []
     for _ in range(3):
-        for store in path.glob("*/store-*"):
+        for store in path.glob("store-*"):
             shutil.rmtree(store)
         shutil.copytree(aside, path, dirs_exist_ok=True)
         spent.append(opening_s(path))
