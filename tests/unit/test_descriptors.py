@@ -65,7 +65,7 @@ assert verify(path).damages == []
 
 #: Everything else holds files until so many can be opened.
 EXHAUSTED = """
-log = Changelog.open(path, partitions=3, config={"cleaner.threads": 0, "segment.bytes": 1024})
+log = Changelog.open(path, partitions=3, config={"cleaner.threads": 0, "segment.bytes": 8192})
 expected = {}
 refused = done = 0
 for free in [*range(24), *range(12)]:
