@@ -29,7 +29,8 @@ def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, fil
     """What a job with a lost checkpoint starts again from: state and source position of its last commit.
 
     The commit is pinned by an anchor until the new query's second batch is in, so that a crash meanwhile
-    finds the same state. The sink of the new query says `on_reset="restore"`.
+    finds the same state. The sink of the new query says `on_reset="restore"`: it takes the query only if each
+    source begins where the commit ended, and what the query keeps in Spark begins with the commit's state.
 
     With `checkpoint` the choice is kept in that directory: however often the query is started with it, and
     whatever it has committed by then, this gives the same commit. Without, a second call gives the last

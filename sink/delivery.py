@@ -2,9 +2,9 @@
 
 A micro-batch of a query is known by the query's id, its batch id and its sources' offsets, which are read
 from the query's checkpoint and committed with the batch. A call without a query has a batch id only: an id
-that is not higher than the last one adds nothing, as with `Changelog.append`. There is no digest then, so an
-id that comes again with other rows is not noticed; and a query's app does not take such calls, because they
-would hide where its sources stand.
+that was committed before adds nothing, as with `Changelog.append`. There is no digest then, so an id that
+comes again with other rows is not noticed; and a query's app does not take such calls, because they would
+hide where its sources stand.
 """
 
 from __future__ import annotations

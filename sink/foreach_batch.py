@@ -71,7 +71,7 @@ class ForeachBatch(ABC):
             BatchConflict: the batch does not follow from what was committed, or is given a second time.
             ConfigError, SchemaMismatch, StorageFailed, WriterFenced: see there.
             Whatever Spark raises while it computes the batch.
-            In each case nothing of the batch counts, and the sink can go on.
+            In each case nothing of the call counts, and the sink can go on.
         """
         check_dataframe(df)
         delivery = self._intake.identify(df.sparkSession, batch_id)
