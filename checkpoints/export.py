@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from keyfold.checkpoints.ahead import ahead
 from keyfold.checkpoints.restore import RestoredState
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files, OpenFile
@@ -64,9 +63,8 @@ def export(state: RestoredState, to: Path, files: Files) -> int:
     file = files.create(to)
     try:
         rows = 0
-        made = closing(ahead([lambda: _batches(state, schema)], threads=1))
-        with _fitting(to, schema), made as batches, FORMATS[to.suffix](_Sink(files, file), schema) as writer:
-            for batch in batches:
+        with _fitting(to, schema), FORMATS[to.suffix](_Sink(files, file), schema) as writer:
+            for batch in _batches(state, schema):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         files.sync(file)

@@ -46,7 +46,7 @@ SETTINGS: dict[str, list[object]] = {
     "retention.bytes": [-1, -1, 1500, 5000],
     "cleanup.policy": ["compact", "compact", "compact", "compact,delete", "compact,delete", "delete"],
     "compression.type": ["none", "lz4", "zstd"],
-    "segment.bytes": [1024, 1500, 1 << 20],
+    "segment.bytes": [1024, 4000, 8000, 1 << 20],
     "segment.ms": [NEVER_MS, 1, 1000],
     "cleaner.dedupe.buffer.size": [1 << 20, 1024],
     "delete.retention.ms": [0, 1000, NEVER_MS],
@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         partitions=st.integers(1, 2),
-        block_bytes=st.sampled_from([200, 2 << 20]),
+        block_bytes=st.sampled_from([200, 600, 2 << 20]),
         config=CONFIG,
     )
     def create(self, partitions: int, block_bytes: int, config: dict[str, object]) -> None:
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         self.now_ms = 1_000_000
         self.model = Perfect.empty(partitions)
         # Smaller than by default, so that there is something to clean.
-        self.config = {"segment.bytes": 1500, "delete.retention.ms": 1000, **config, **self.fixed}
+        self.config = {"segment.bytes": 4000, "delete.retention.ms": 1000, **config, **self.fixed}
         self._opened = True
         self.log = self.open()
 

@@ -28,8 +28,7 @@ KEYS = st.sampled_from([b"", b"a", b"b", b"ab", b"a\0", b"\0", b"key-5", b"key-6
 VALUES = st.one_of(st.none(), st.binary(max_size=6), st.just(Filling(300)))
 ROWS = st.lists(st.tuples(KEYS, VALUES), max_size=12)
 APPS = st.sampled_from(["m", "n"])
-#: to be added: "nested", "around an append", "beside an append"
-TRANSACTIONS = ["alone"]
+TRANSACTIONS = ["alone", "nested", "around an append", "beside an append"]
 #: what a killed life was about to do
 LAST_WORDS = st.sampled_from(["append", "compact", "roll back", "anchor", "configure", "chores", "snapshot"])
 
@@ -116,8 +115,8 @@ class WritingMachine(Machine):
         self.model = self.model.committed(changes, "t", batch, self.now_ms)
 
     def nest(self, as_append: bool) -> None:
-        """Whatever is written inside an open transaction is refused, or comes before it; nothing is lost."""
-        outer, inner = self.next_batch("t"), self.next_batch("t") + 1
+        """What is written inside an open transaction is refused, or the transaction is."""
+        outer, inner, seen = self.next_batch("t"), self.next_batch("t") + 1, self.model.fold().get(b"a", b"")
         done: list[str] = []
 
         def inside() -> None:
@@ -130,7 +129,7 @@ class WritingMachine(Machine):
 
         def work() -> None:
             with self.log.transaction(app_id="t", batch_id=outer) as first:
-                first.put(b"b", b"outer")
+                first.put(b"b", first.get(b"a") or b"")
                 with suppress(KeyfoldError):
                     inside()
             done.append("outer")
@@ -140,8 +139,9 @@ class WritingMachine(Machine):
         if "inner" in done:
             app, batch = ("n", self.next_batch("n")) if as_append else ("t", inner)
             self.model = self.model.committed([(b"a", b"inner")], app, batch, self.now_ms)
+        assert len(done) < 2, "the outer one has not seen what the inner one wrote"
         if "outer" in done:
-            self.model = self.model.committed([(b"b", b"outer")], "t", outer, self.now_ms)
+            self.model = self.model.committed([(b"b", seen)], "t", outer, self.now_ms)
 
     def count_beside_an_append(self, key: bytes) -> None:
         """A transaction that adds to what it has read, while another thread appends to the same key."""
