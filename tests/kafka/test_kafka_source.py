@@ -255,18 +255,6 @@ def test_each_of_several_topics_goes_on_where_it_was(job: Job, topics: Topics, t
     topics.remove(other)
 
 
-def test_a_resumed_query_that_begins_elsewhere_is_refused(job: Job, topics: Topics, topic: str) -> None:
-    """Where the source began is in Spark's plan, whatever the options say."""
-    topics.words(topic, SOME)
-    job.run()
-    before = job.counted()
-    lose(job.checkpoint)
-    topics.words(topic, MORE)
-    with pytest.raises(StreamingQueryException, match=r"offsets 0 to \d+ of topic .* come again"):
-        job.run_with_plain_options(startingOffsets="earliest")
-    assert job.counted() == before
-
-
 @pytest.mark.parametrize("kind", ["subscribe", "subscribePattern", "assign"])
 def test_the_way_to_subscribe_stays_what_it_was(
     kind: str, spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
