@@ -11,6 +11,7 @@ import pytest
 
 from keyfold.checkpoints import Changelog, cleaner_manager, progress, restore
 from keyfold.checkpoints.compactor import Aborted, _Pass, clean_partition
+from keyfold.checkpoints.retention import apply_retention
 from keyfold.statestore import blocks
 from keyfold.statestore.errors import CompactedAway
 from support.changelogs import Clock
@@ -185,6 +186,54 @@ def test_passes_that_come_often_leave_few_dates(log: Log, monkeypatch: pytest.Mo
     kept = {o for b in log.log.read(0) for o in b["offset"].to_pylist()}
     assert kept == set(range(min(kept), 40))
     assert 20 <= min(kept) <= 24
+
+
+@pytest.fixture
+def kept_delete(log: Log) -> Log:
+    """A log whose second record is a delete past its horizon that the anchor "x" keeps."""
+    log.put((b"a", b"1" * 2000))
+    log.log.anchor("x")
+    log.put((b"a", None))
+    log.put(*((b"f%d" % n, b"x" * 500) for n in range(5)))
+    log.log.compact()
+    log.clock.now_ms += 5000
+    log.log.compact()
+    assert log.offsets(b"a") == [0, 1]
+    assert log.log.state.partitions[0].swept_end == 7
+    return log
+
+
+def test_a_delete_goes_when_retention_has_removed_what_it_deleted(kept_delete: Log) -> None:
+    log = kept_delete
+    p = log.log.state.partitions[0]
+    size = p.bytes - p.segments[0].size
+    log.log.host.configure({"cleanup.policy": "compact,delete", "retention.bytes": size})
+    assert apply_retention(log.log.host.writer) == 1
+    assert log.log.start_offsets() == {0: 1}
+    log.log.compact()
+    assert log.offsets(b"a") == []
+
+
+def test_a_pass_that_goes_back_and_is_broken_off_has_proved_nothing(
+    kept_delete: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = kept_delete
+    log.log.drop_anchor("x")
+    publish: Callable[..., None] = _Pass._publish
+
+    def once(self: _Pass, *args: object, **more: object) -> None:
+        publish(self, *args, **more)
+        raise Aborted
+
+    with monkeypatch.context() as patch, suppress(Aborted):
+        patch.setattr(_Pass, "_publish", once)
+        clean_partition(log.log.host.writer, 0)
+    p = log.log.state.partitions[0]
+    assert (p.unique_end, p.swept_end, p.clean_end) == (1, 1, 7)
+    log.prove()
+    log.log.compact()
+    log.prove()
+    assert log.offsets(b"a") == []
 
 
 # -- a pass that would change nothing ------------------------------------------------------------------------
