@@ -19,7 +19,7 @@ class ChangelogMachine(ReadingMachine):
 
 
 TestChangelog = ChangelogMachine.TestCase
-TestChangelog.settings = settings(max_examples=2 * EXAMPLES, stateful_step_count=25)
+TestChangelog.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
 
 TestLivingChangelog = LivingMachine.TestCase
 TestLivingChangelog.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=15)

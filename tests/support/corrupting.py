@@ -86,8 +86,7 @@ def corrupt_one(draw: random.Random, root: Path, opened: Path, soak: Soak, seed:
                 path.write_bytes(harmed)
             soak.count("corruptions")
             soak.count(f"corruptions {how.__name__}")
-            refused = judge(root, right, what)
-            soak.count("corruptions refused" if refused else "corruptions without effect")
+            soak.count(f"corruptions {judge(root, right, path, what)}")
             if number % _OPENED_EVERY == 0 and root.name != "snapshot":
                 judge_opened(root, opened, right, what)
                 soak.count("corrupted changelogs opened to write")
@@ -101,21 +100,23 @@ def read(root: Path) -> list[list[Found]]:
         return [found_in(log.read(p)) for p in range(log.partitions)]
 
 
-def judge(root: Path, right: list[list[Found]], what: str) -> bool:
-    """Whether reading was refused. Where it is, `verify` must say so too."""
+def judge(root: Path, right: list[list[Found]], path: Path, what: str) -> str:
+    """What came of it. Where something is refused or missing, `verify` must say so.
+
+    A head has two slots, because one may be torn while it is written. Where the newer one is damaged readers
+    see the state one line earlier, until a writer opens, which reads the journal itself.
+    """
     try:
-        found = read(root)
+        result = "without effect" if read(root) == right else "of a head, the state before was read"
     except KeyfoldError:
-        refused = True
-    else:
-        assert found == right, f"{what}: other records, and no error"
-        refused = False
+        result = "refused"
+    assert path.suffix == ".head" or "before" not in result, f"{what}: other records, and no error"
     try:
-        damages = verify(root, files=QUICK).damages
+        sound = not verify(root, files=QUICK).damages
     except KeyfoldError:
-        damages = ["it cannot be looked at"]  # type: ignore[list-item]
-    assert damages or not refused, f"{what}: reading is refused, verify finds nothing"
-    return refused
+        sound = False
+    assert not sound or result == "without effect", f"{what}: {result}, and verify finds nothing"
+    return result
 
 
 def judge_opened(root: Path, opened: Path, right: list[list[Found]], what: str) -> None:

@@ -18,7 +18,9 @@ class CleaningMachine(WritingMachine):
     def compact(self, later_ms: int) -> None:
         self.now_ms += later_ms
         if "compact" in self.log.config.cleanup_policy:
-            self.timely(self.log.compact)
+            # Retention on its thread may stop it.
+            with suppress(*((ConfigError,) if self.is_living else ())):
+                self.timely(self.log.compact)
         else:
             with pytest.raises(ConfigError):
                 self.log.compact()
