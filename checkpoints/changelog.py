@@ -19,7 +19,7 @@ from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.opening import Creation, View
 from keyfold.checkpoints.processes import OwnProcess
-from keyfold.checkpoints.restore import state_batches
+from keyfold.checkpoints.rereading import state_batches
 from keyfold.checkpoints.snapshot import Place, clone
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.transaction import Transaction

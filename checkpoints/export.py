@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from keyfold.checkpoints.ahead import ahead
 from keyfold.checkpoints.restore import RestoredState
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files, OpenFile
@@ -63,8 +64,9 @@ def export(state: RestoredState, to: Path, files: Files) -> int:
     file = files.create(to)
     try:
         rows = 0
-        with _fitting(to, schema), FORMATS[to.suffix](_Sink(files, file), schema) as writer:
-            for batch in _batches(state, schema):
+        made = closing(ahead([lambda: _batches(state, schema)], threads=1))
+        with _fitting(to, schema), made as batches, FORMATS[to.suffix](_Sink(files, file), schema) as writer:
+            for batch in batches:
                 writer.write_batch(batch)
                 rows += batch.num_rows
         files.sync(file)

@@ -9,6 +9,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from keyfold.checkpoints.fold import last_values
+from keyfold.checkpoints.selection import Selection
 from keyfold.checkpoints.spill import KeySpill
 from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.files import LOCAL, Files, temporary
@@ -66,3 +68,25 @@ class Rereading:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._spill.close()
+
+
+def state_batches(
+    files: Files,
+    directory: Path,
+    segments: tuple[Segment, ...],
+    end: int,
+    unique_below: int = 0,
+    selection: Selection | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
+
+    `unique_below`: no two records below that offset have the same key, see `reading.unique_below_of`.
+    """
+    chosen, below = selection or Selection(), min(unique_below, end)
+    with Rereading(files, directory, segments) as read:
+        yield from last_values(
+            lambda: chosen.of_batches(read.between(0, end)),
+            below,
+            dirty=lambda: chosen.of_batches(read.between(below, end)),
+            hold=read.hold,
+        )

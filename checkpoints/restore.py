@@ -7,7 +7,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from keyfold.checkpoints import reading
+from keyfold.checkpoints.ahead import ahead
 from keyfold.checkpoints.fold import last_values
 from keyfold.checkpoints.handing import hand_over
 from keyfold.checkpoints.identity import check_partitions, read_identity
 from keyfold.checkpoints.kept_snapshots import newest
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.points import At, apps_at, ends_at, since_at
-from keyfold.checkpoints.rereading import Rereading
+from keyfold.checkpoints.rereading import Rereading, state_batches
 from keyfold.checkpoints.restore_listener import Bar, RestoreListener
 from keyfold.checkpoints.selection import Selection
 from keyfold.checkpoints.snapshot import Place
@@ -108,28 +110,6 @@ def restore(
         restored.hold(lock)
         stack.pop_all()
         return restored
-
-
-def state_batches(
-    files: Files,
-    directory: Path,
-    segments: tuple[Segment, ...],
-    end: int,
-    unique_below: int = 0,
-    selection: Selection | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
-
-    `unique_below`: no two records below that offset have the same key, see `reading.unique_below_of`.
-    """
-    chosen, below = selection or Selection(), min(unique_below, end)
-    with Rereading(files, directory, segments) as read:
-        yield from last_values(
-            lambda: chosen.of_batches(read.between(0, end)),
-            below,
-            dirty=lambda: chosen.of_batches(read.between(below, end)),
-            hold=read.hold,
-        )
 
 
 class RestoredState:
@@ -283,7 +263,8 @@ class RestoredState:
         """
         target = writable(path)
         self._check_state("A store", target)
-        return write_store(self._target_files, target, self._identity.uuid, self.batches())
+        with self._ahead() as batches:
+            return write_store(self._target_files, target, self._identity.uuid, batches)
 
     def to_changelog(
         self, path: AnyPath, *, partitions: int | None = None, config: Mapping[str, object] | None = None
@@ -305,10 +286,11 @@ class RestoredState:
         self._check_state("A changelog", target)
         if partitions is not None:
             check_partitions(partitions)
-        write_changelog(
-            self._target_files, target, self._identity, self.batches(), self._apps(),
-            partitions=partitions, config=arguments.mapping("config", {} if config is None else config),
-        )  # fmt: skip
+        with self._ahead() as batches:
+            write_changelog(
+                self._target_files, target, self._identity, batches, self._apps(),
+                partitions=partitions, config=arguments.mapping("config", {} if config is None else config),
+            )  # fmt: skip
         return target
 
     def _apps(self) -> list[Commit]:
@@ -328,6 +310,14 @@ class RestoredState:
         self._check_open()
         with Bar() if self._progress else nullcontext() as bar:
             yield [*self._listeners, *([] if bar is None else [bar])]
+
+    @contextmanager
+    def _ahead(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """As `batches`, but two partitions at a time, while the batches before are written."""
+        with self._listening() as listeners:
+            sources = [partial(self._told, number, listeners) for number in self.partitions]
+            with closing(ahead(sources)) as batches:
+                yield batches
 
     def _told(self, number: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
         """One partition, with everybody told how far it has come."""

@@ -19,7 +19,7 @@ from keyfold.checkpoints import reading
 from keyfold.checkpoints.handing import HandedView
 from keyfold.checkpoints.identity import Identity, read_identity
 from keyfold.checkpoints.opening import View
-from keyfold.checkpoints.restore import state_batches
+from keyfold.checkpoints.rereading import state_batches
 from keyfold.checkpoints.state import State
 from keyfold.checkpoints.views import now_ms
 from keyfold.statestore import names

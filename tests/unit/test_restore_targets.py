@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from faults import FailAt, on
 from keyfold.checkpoints import Changelog, open_store, restore, resume, targets
+from keyfold.checkpoints.export import export
+from keyfold.checkpoints.restore import RestoredState
 from keyfold.statestore import lastvalues, names
 from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import (
@@ -288,6 +291,48 @@ def test_nothing_is_overwritten(log: Changelog, tmp_path: Path) -> None:
         restore(log.path).to_changelog(tmp_path / "copy", partitions=0)
     with pytest.raises(ConfigError, match="not changes"):
         restore(log.path, since=1).to_changelog(tmp_path / "copy")
+
+
+# -- from elsewhere, and in parallel ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", [True, False])
+def test_targets_of_a_snapshot_elsewhere_are_made_here(log: Changelog, tmp_path: Path, url: bool) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    place: dict[str, Any] = {} if url else {"filesystem": fsspec.filesystem("memory")}
+    path = "memory://targets/snapshot" if url else "/targets/snapshot"
+    log.snapshot(path, **place)
+    before = fsspec.filesystem("memory").find("/")
+    with restore(path, **place) as state:
+        store = state.to_store(tmp_path / "store")
+        with store.all() as entries:
+            assert dict(entries) == STATE
+        store.close()
+        state.to_changelog(tmp_path / "copy", partitions=5)
+        assert export(state, tmp_path / "out.arrow", LOCAL) == len(STATE)
+    assert restore(tmp_path / "copy").to_dict() == STATE
+    with resume(tmp_path / "copy", "second") as found:
+        assert found.commit.batch == 9
+    assert fsspec.filesystem("memory").find("/") == before
+    fsspec.filesystem("memory").rm("/targets", recursive=True)
+
+
+def to_file(state: RestoredState, target: Path) -> None:
+    export(state, target.with_suffix(".parquet"), Full(0))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda state, to: state.to_store(to), lambda state, to: state.to_changelog(to), to_file],
+    ids=["store", "changelog", "file"],
+)
+def test_a_target_that_fails_leaves_no_thread_at_work(
+    log: Changelog, tmp_path: Path, write: Callable[[RestoredState, Path], object]
+) -> None:
+    state = restore(log.path, files=Full(0))
+    with pytest.raises((StorageFailed, OSError)):
+        write(state, tmp_path / "target")
+    assert [thread.name for thread in threading.enumerate() if thread.name == "keyfold-ahead"] == []
 
 
 # -- polars --------------------------------------------------------------------------------------------------
