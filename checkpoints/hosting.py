@@ -190,8 +190,8 @@ def acquire(
     closed, and the changelog opened anew, which goes through recovery. A relative path is that of now.
     """
     with _hosts_lock:
-        _close_misplaced()
         real = root.resolve()
+        _close_misplaced(real)
         host, users = _hosts.get(real, (None, 0))
         if host is not None and (host.writer.fenced or host.writer.files is not files):
             if not host.writer.fenced:
@@ -202,20 +202,35 @@ def acquire(
             host.close()
             host = None
         if host is None:
-            host, users = Host(open_writer(files, real, creation, clock_ms, steal=steal)), 0
+            host, users = Host(_opened(files, real, creation, clock_ms, steal)), 0
         _hosts[real] = (host, users + 1)
         return host
 
 
-def _close_misplaced() -> None:
-    """Close the writers that could not write any more, so that their directories can be opened where they
-    are now.
+def _opened(
+    files: Files, real: Path, creation: Creation | None, clock_ms: Callable[[], int], steal: bool
+) -> Writer:
+    """The writer at a path. A writer of this process may hold its lock under the name that the directory had
+    before: then that one is closed first.
     """
-    for real, (host, _) in list(_hosts.items()):
-        with suppress(OSError):
-            if not host.writer.ownership.is_placed():
-                del _hosts[real]
-                host.close()
+    try:
+        return open_writer(files, real, creation, clock_ms, steal=steal)
+    except ChangelogLocked:
+        elsewhere = [known for known, (host, _) in _hosts.items() if host.writer.files is files]
+        if not sum(map(_close_misplaced, elsewhere)):
+            raise
+        return open_writer(files, real, creation, clock_ms, steal=steal)
+
+
+def _close_misplaced(real: Path) -> bool:
+    """Close the writer of a path that leads elsewhere now: it could not write any more. Whether it did."""
+    host, _ = _hosts.get(real, (None, 0))
+    with suppress(OSError):
+        if host is not None and not host.writer.ownership.is_placed():
+            del _hosts[real]
+            host.close()
+            return True
+    return False
 
 
 def install(root: Path, make: Callable[[], Host]) -> Host:
@@ -224,8 +239,8 @@ def install(root: Path, make: Callable[[], Host]) -> Host:
     The caller has the writer's lock, so a host that is there has lost it.
     """
     with _hosts_lock:
-        _close_misplaced()
         real = root.resolve()
+        _close_misplaced(real)
         host = make()
         before, _ = _hosts.get(real, (None, 0))
         if before is not None:
