@@ -186,8 +186,12 @@ class CleanerManager:
             )  # fmt: skip
         return done
 
+    def is_stopped(self, number: int) -> bool:
+        """Whether no pass may go over the partition: cleaning is paused, or the changelog was closed."""
+        return self._closed or self._paused[number] > 0
+
     def _check(self, number: int) -> None:
-        if self._closed or self._paused[number]:
+        if self.is_stopped(number):
             raise Aborted
 
     def _release(self, number: int) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Final
 
 from keyfold.checkpoints import admission, cleaner, records, requests
 from keyfold.checkpoints.cleaner_manager import CleanerManager
@@ -26,6 +27,9 @@ from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
 from keyfold.statestore.files import Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.typed import Columns
+
+#: A pass that the log has changed under is begun again so often.
+_PASSES_BROKEN_OFF_MAX: Final = 20
 
 __all__ = ["Host", "PassStatistics", "acquire", "release"]
 
@@ -116,13 +120,19 @@ class Host:
         return [one for done in passes for one in done.result()]
 
     def _clean_now(self, number: int, full: bool) -> list[PassStatistics]:
-        try:
-            return self.cleaning.clean_now(number, full=full)
-        except Aborted as e:
-            raise ConfigError(
-                "The pass was stopped: the changelog was closed, cleaning was paused, or an anchor was made.",
-                path=self.writer.root, position=f"partition {number}", remedy="compact again",
-            ) from e  # fmt: skip
+        """Retention, or a new anchor, breaks a pass off: then another one begins."""
+        for _ in range(_PASSES_BROKEN_OFF_MAX):
+            try:
+                return self.cleaning.clean_now(number, full=full)
+            except Aborted:
+                if self.cleaning.is_stopped(number):
+                    break
+        raise ConfigError(
+            "The pass was stopped.", path=self.writer.root, position=f"partition {number}",
+            expected="an open changelog, whose cleaning is not paused, and which is not cut all the time",
+            found="one that was closed, paused, or cut by retention or rollbacks again and again",
+            remedy="compact again",
+        )  # fmt: skip
 
     def do_chores(self) -> None:
         """What is due besides passes: retention, segments too old to stay active, snapshots, requests. For

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from keyfold.checkpoints import Changelog, cleaner_manager, cli_group, restore
 from keyfold.checkpoints.cleaner import POOL, Pool
 from keyfold.checkpoints.cleaner_manager import FAILURES_MAX, CleanerManager
-from keyfold.checkpoints.compactor import PassStatistics, clean_partition
+from keyfold.checkpoints.compactor import Aborted, PassStatistics, clean_partition
 from keyfold.statestore.errors import ConfigError, Damaged, StorageFailed
 from keyfold.statestore.hashing import partition_of
 from support.changelogs import Clock
@@ -443,3 +444,25 @@ def test_the_state_is_the_same_behind_everything(log: Changelog) -> None:
     while (found := log.host.cleaning.filthiest()) is not None:
         log.host.cleaning.clean_in_background(found[1])
     assert restore(log.path).to_dict() == before
+
+
+def test_a_pass_that_the_log_has_changed_under_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention on the cleaner's thread cuts the partition while `compact` is at it."""
+    begun: list[int] = []
+    cuts = 2
+
+    def cut(*args: Any, **options: Any) -> PassStatistics | None:
+        begun.append(1)
+        if len(begun) <= cuts:
+            raise Aborted
+        return clean_partition(*args, **options)
+
+    monkeypatch.setattr(cleaner_manager, "clean_partition", cut)
+    with Changelog.open(tmp_path / "log", config={"cleaner.threads": 0, "anchors.auto": 0}) as log:
+        log.append(pa.table({"key": ["a", "a"], "value": ["1", "2"]}))
+        assert [p.records_kept for p in log.compact()] == [1]
+        cuts = 10**6
+        with pytest.raises(ConfigError, match="stopped"):
+            log.compact()
