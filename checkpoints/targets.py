@@ -20,6 +20,7 @@ from keyfold.checkpoints.state import Commit
 from keyfold.checkpoints.views import now_ms
 from keyfold.checkpoints.writer import Batch, Writer
 from keyfold.statestore import names
+from keyfold.statestore.blocks import RECORD_SCHEMA
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError, NotAChangelog, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
@@ -67,6 +68,9 @@ def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordB
         # Offsets of several partitions: the store only has to be told that it goes on.
         applied = max(applied, *(batch.column("offset")[-1].as_py() for batch in few)) + 1
         yield few, applied
+    if not applied:
+        # Without a range the store would not say what it is, and `open_store` would refuse it.
+        yield [pa.RecordBatch.from_pylist([], RECORD_SCHEMA)], 1
 
 
 def open_store(path: AnyPath, *, files: Files = LOCAL) -> ReadOnlyStore:

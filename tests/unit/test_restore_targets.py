@@ -26,6 +26,7 @@ from keyfold.statestore.errors import (
     StorageFailed,
 )
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
+from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.typed import Columns
 from support.changelogs import BY_HAND, rows
 
@@ -65,12 +66,17 @@ def test_a_store_has_the_state_and_opens_again(log: Changelog, tmp_path: Path) -
     again.close()
 
 
-def test_a_store_of_an_empty_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batches", [(), (rows(("a", "1")), rows(("a", None)))], ids=["new", "deleted"])
+def test_a_store_of_an_empty_state_opens_again(tmp_path: Path, batches: Sequence[pa.Table]) -> None:
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
-        log.append(rows(("a", "1")))
-        log.append(rows(("a", None)))
-    store = restore(tmp_path / "log").to_store(tmp_path / "store")
+        for batch in batches:
+            log.append(batch)
+    store: ReadOnlyStore = restore(tmp_path / "log").to_store(tmp_path / "store")
     assert store.get(b"a") is None
+    store.close()
+    store = open_store(tmp_path / "store")
+    with store.all() as entries:
+        assert list(entries) == []
     store.close()
 
 
