@@ -61,7 +61,8 @@ class Broker:
         properties.write_text(
             "".join(f"{k}={v}\n" for k, v in {**self._node(controller), **self._settings}.items())
         )
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # Its first bits make the first character: a dash there would be taken for an option.
+        cluster = base64.urlsafe_b64encode(b"k" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         with (self.folder / "broker.txt").open("wb") as output:
             format_log = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties))
             if self._java(output, *format_log).wait() != 0:
