@@ -47,6 +47,8 @@ class CleanerManager:
         self._changed = threading.Condition()
         self._in_progress: set[int] = set()
         self._paused: Counter[int] = Counter()
+        #: of those the ones of rollbacks, which end by themselves
+        self._cut: Counter[int] = Counter()
         self._failing: dict[int, _Failing] = {}
         self._closed = False
         self._throttle = Throttle(lambda: writer.identity.config.cleaner_io_max_bytes_per_second)
@@ -154,7 +156,9 @@ class CleanerManager:
             What `clean_partition` raises, and `Aborted`.
         """
         with self._changed:
-            self._changed.wait_for(lambda: number not in self._in_progress)
+            self._changed.wait_for(
+                lambda: number not in self._in_progress and (not self._cut[number] or self.is_stopped(number))
+            )
             self._check_not_paused(number)
             self._in_progress.add(number)
         try:
@@ -187,11 +191,13 @@ class CleanerManager:
         return done
 
     def is_stopped(self, number: int) -> bool:
-        """Whether no pass may go over the partition: cleaning is paused, or the changelog was closed."""
-        return self._closed or self._paused[number] > 0
+        """Whether no pass may go over the partition until somebody says so: cleaning is paused, or the
+        changelog was closed. A rollback is waited for.
+        """
+        return self._closed or self._paused[number] > self._cut[number]
 
     def _check(self, number: int) -> None:
-        if self.is_stopped(number):
+        if self._closed or self._paused[number]:
             raise Aborted
 
     def _release(self, number: int) -> None:
@@ -225,26 +231,35 @@ class CleanerManager:
     # -- pausing ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def paused(self, partitions: Iterable[int]) -> Iterator[None]:
+    def paused(self, partitions: Iterable[int], *, cut: bool = False) -> Iterator[None]:
         """No pass goes over these partitions meanwhile; those that do are stopped first, and leave no trace
         of the group they are at. Counted: a partition is cleaned again when the last pause has ended.
+
+        Args:
+            cut: they are being rolled back, and `clean_now` waits instead of refusing.
         """
         chosen = set(partitions)
         with self._changed:
             self._paused.update(chosen)
+            if cut:
+                self._cut.update(chosen)
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not chosen & self._in_progress)
         try:
             yield
         finally:
             with self._changed:
                 self._paused.subtract(chosen)
+                if cut:
+                    self._cut.subtract(chosen)
                 self._changed.notify_all()
 
     def _check_not_paused(self, number: int) -> None:
-        if self._paused[number]:
+        pauses = self._paused[number] - self._cut[number]
+        if pauses:
             raise ConfigError(
                 "Cleaning is paused.", path=self._writer.root, position=f"partition {number}",
-                expected="no pause", found=f"{self._paused[number]} pauses",
+                expected="no pause", found=f"{pauses} pauses",
                 remedy="compact when the blocks of `cleaning_paused` have ended",
             )  # fmt: skip
 
@@ -252,6 +267,7 @@ class CleanerManager:
         """Stop all passes and begin none any more; returns when they have ended."""
         with self._changed:
             self._closed = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._in_progress)
 
     # -- telling ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from keyfold.statestore.segment import Segment, SegmentWriter
 
 def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
     """Truncate to a commit, see `Changelog.rollback`."""
-    with cleaning.paused(range(len(writer.state.partitions))), writer.exclusive:
+    with cleaning.paused(range(len(writer.state.partitions)), cut=True), writer.exclusive:
         if to is None:
             raise ConfigError(
                 "A rollback goes to a commit.", path=writer.root, expected="a commit", found="None",

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,35 @@ def test_pausing_stops_the_pass_that_is_under_way(log: Changelog, monkeypatch: p
     with log.cleaning_paused():
         assert ended == ["1"]
     thread.join(10)
+
+
+def test_compact_waits_for_a_rollback_and_for_no_other_pause(log: Changelog) -> None:
+    clean_then_dirty(log, {0: 300})
+    with ThreadPoolExecutor(1) as pool:
+        with log.host.cleaning.paused([0], cut=True):
+            passes = pool.submit(log.compact)
+            time.sleep(0.1)
+            assert not passes.done()
+        assert passes.result(10)
+        append(log, 0, 300)
+        with log.host.cleaning.paused([0], cut=True):
+            passes = pool.submit(log.compact)
+            time.sleep(0.1)
+            with log.cleaning_paused([0]), pytest.raises(ConfigError, match="found: 1 pauses"):
+                passes.result(10)
+
+
+def test_a_rollback_stops_the_pass_that_compact_makes_and_it_begins_again(
+    log: Changelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean_then_dirty(log, {0: 300})
+    begun, _ = slow_pass(monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        passes = pool.submit(log.compact)
+        assert begun.wait(10)
+        monkeypatch.setattr(cleaner_manager, "clean_partition", clean_partition)
+        log.rollback(log.state.commits[-1].number)
+        assert passes.result(10)
 
 
 def test_closing_stops_the_pass_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
