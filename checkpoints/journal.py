@@ -98,7 +98,11 @@ class JournalWriter:
         self._head_path = names.head(root, epoch)
         self._crc = 0
         self._slot = 0
-        files.sync_directory(root / names.MANIFEST)
+        try:
+            files.sync_directory(root / names.MANIFEST)
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def size(self) -> int:

@@ -252,13 +252,17 @@ def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[
             _take_back(files, root, ownership, epoch, journal)
         raise
     ownership.enter(epoch, journal)
-    for directory in (root / names.READERS, root / names.WORK):
-        files.make_directory(directory, below=root)
-    writer = Writer(files, root, identity, ownership, journal, state, clock_ms)
-    remove_journals_below(files, root, epoch, ownership.directory)
-    writer.garbage.add(state.n, _unnamed(files, root, state))
-    writer.garbage.collect()
-    remove_dead(files, root)
+    try:
+        for directory in (root / names.READERS, root / names.WORK):
+            files.make_directory(directory, below=root)
+        writer = Writer(files, root, identity, ownership, journal, state, clock_ms)
+        remove_journals_below(files, root, epoch, ownership.directory)
+        writer.garbage.add(state.n, _unnamed(files, root, state))
+        writer.garbage.collect()
+        remove_dead(files, root)
+    except BaseException:
+        journal.close()
+        raise
     return writer
 
 

@@ -262,15 +262,16 @@ class _Taking:
             with contextlib.suppress(FileNotFoundError):
                 self._to.files.unlink(target / file)
         writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
-        grown = writer.segment
-        for batch in reading.read_segments(self._source.files, directory, (segment,), segment.base, end):
-            self._check()
-            data = encode(batch, self._identity.config.codec)
-            grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
-        if not grown.records:
-            writer.abandon(None)
-            return []
-        sealed = writer.seal(replace(grown, next=end))
+        with contextlib.closing(writer):
+            grown = writer.segment
+            for batch in reading.read_segments(self._source.files, directory, (segment,), segment.base, end):
+                self._check()
+                data = encode(batch, self._identity.config.codec)
+                grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
+            if not grown.records:
+                writer.abandon(None)
+                return []
+            sealed = writer.seal(replace(grown, next=end))
         for file in (name, names.segment_index(name)):
             path = _inside(number, file)
             self._add(path, _measured(self._to, path, sealed.records))

@@ -68,8 +68,9 @@ class KeySpill:
     def _write(self, parts: list[pa.Buffer]) -> list[pa.Buffer]:
         sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
         if self._file is None or self._used + sum(sizes) > self._data.size:
-            self._file = self._begin(max(_FILE_BYTES, sum(sizes)))
+            self._begin(max(_FILE_BYTES, sum(sizes)))
         file, data = self._file, self._data
+        assert file is not None
         places = []
         for part, size in zip(parts, sizes, strict=True):
             self._files.append(file, [part, bytes(size - part.size)])
@@ -77,28 +78,28 @@ class KeySpill:
             self._used += size
         return places
 
-    def _begin(self, size: int) -> OpenFile:
+    def _begin(self, size: int) -> None:
         self._end()
         if self._nameless or not self._number:
             self._files.make_directory(self._directory, below=self._directory.parents[1])
         path = self._directory / f"{self._number}.keys"
         self._number += 1
-        file = self._files.create(path)
+        # From now on it is closed by `close`, whatever becomes of it.
+        file = self._file = self._files.create(path)
         self._files.truncate(file, size)
         self._data = self._files.map(path)
         if self._nameless:
             self._files.remove_tree(self._directory)
         file.position = self._used = 0
-        return file
 
     def _end(self) -> None:
         if self._file is not None:
             self._files.close(self._file)
             self._file = None
+        self._data = pa.py_buffer(b"")
 
     def close(self) -> None:
         """Remove the files; arrays that were held stay readable."""
         self._end()
-        self._data = pa.py_buffer(b"")
         if self._number and not self._nameless:
             self._files.remove_tree(self._directory)

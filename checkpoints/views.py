@@ -211,8 +211,11 @@ class Garbage:
             self._settle()
             for n in self._held:
                 limit = n if limit is None else min(limit, n)
-            ready = [x for x in waiting if x in self._waiting and (limit is None or x[0] <= limit)]
-            self._waiting = [x for x in self._waiting if x not in ready]
+            # By identity: a reader that stays for days leaves thousands here, and each look must stay cheap.
+            still = {id(x) for x in self._waiting}
+            ready = [x for x in waiting if id(x) in still and (limit is None or x[0] <= limit)]
+            going = {id(x) for x in ready}
+            self._waiting = [x for x in self._waiting if id(x) not in going]
         return sum(self._delete(n, paths) for n, paths in ready)
 
     def _settle(self) -> None:

@@ -177,12 +177,18 @@ class Files:
             return OpenFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
 
     def is_in_place(self, file: OpenFile) -> bool:
-        """Whether the path of an open file or directory still leads to that very file or directory."""
+        """Whether the path of an open file or directory still leads to that very file or directory; False for
+        one that another thread has closed meanwhile.
+        """
         with self._operation("is_in_place", file.path):
             try:
                 return os.path.samestat(os.stat(file.path), os.fstat(file.fd))
             except (FileNotFoundError, NotADirectoryError):
                 return False
+            except OSError as e:
+                if e.errno == errno.EBADF:
+                    return False
+                raise
 
     def unlink(self, path: Path, within: OpenFile | None = None) -> None:
         """Remove a file. With `within`, an open directory above it, the file is looked for in that directory,

@@ -153,7 +153,11 @@ class SegmentWriter:
         self._unsynced = 0
         self._early: Future[None] | None = None
         self._crc = crc32c(STREAM_HEADER)
-        files.append(self._file, [STREAM_HEADER])
+        try:
+            files.append(self._file, [STREAM_HEADER])
+        except BaseException:
+            files.close(self._file)
+            raise
         start = Mark(len(STREAM_HEADER), base, self._crc)
         #: what was appended so far, whether committed or not
         self.segment = Segment(name, base, base, start.position, 0, 0, -1, now_ms, None, (start,))

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,3 +168,55 @@ def test_a_file_that_is_replaced_while_the_views_are_looked_at_waits(tmp_path: P
         came[0].close()
         garbage.collect()
         assert not (directory / "late").exists()
+
+
+def test_what_waits_for_a_reader_that_stays_costs_little_at_each_look(tmp_path: Path) -> None:
+    """Comparing each file that waits with each other took seconds where there are thousands."""
+    with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
+        log.append(rows(("a", "1")))
+        garbage, n = log.host.writer.garbage, log.state.n
+        with Changelog.open(tmp_path / "log", mode="r"):
+            for number in range(20_000):
+                garbage.add(n + 1 + number, [tmp_path / "log" / "0" / f"{number}"])
+            began = time.thread_time()
+            garbage.collect()
+            assert time.thread_time() - began < 0.5
+            assert len(garbage._waiting) == 20_000
+
+
+def test_a_proof_that_meets_the_rolling_of_the_journal_does_not_fail(tmp_path: Path) -> None:
+    """Whoever deletes proves without the writer's lock, and may look at the journal that was just closed."""
+    with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
+        log.append(rows(("a", "1")))
+        writer = log.host.writer
+        closed = writer._journal
+        looked = threading.Event()
+
+        class Rolling(Files):
+            def list_directory(self, path: Path) -> list[str]:
+                found = super().list_directory(path)
+                if threading.current_thread() is proving and not looked.is_set():
+                    looked.set()
+                    rolled.wait(60)
+                return found
+
+        rolled = threading.Event()
+        errors: list[Exception] = []
+
+        def prove() -> None:
+            try:
+                writer.ownership.prove()
+            except Exception as e:
+                errors.append(e)
+
+        proving = threading.Thread(target=prove)
+        writer.ownership._files = Rolling()
+        proving.start()
+        assert looked.wait(60)
+        with writer.exclusive:
+            writer._roll()
+        assert writer._journal is not closed
+        rolled.set()
+        proving.join(60)
+        assert errors == []
+        assert not writer.fenced
