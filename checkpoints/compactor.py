@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -38,6 +38,9 @@ from keyfold.statestore.segment_reader import SegmentReader
 
 #: A batch that was read, and what stays of it.
 Pair: TypeAlias = tuple[pa.RecordBatch, pa.RecordBatch]
+
+#: Keys beyond this that cannot stay where they are go to files.
+_SPILL_FROM_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def clean_partition(
 
     Args:
         until, full: as for `section_of`.
-        spill_all: keep no mapped segment for its keys; for tests.
+        spill_all: keep no keys where they are, nor in memory; for tests.
 
     Raises:
         StorageFailed: the disk has no room for the copy (found before it is begun), or failed.
@@ -128,7 +131,8 @@ class _Pass:
         self._mapped = (0, 0)
         self._readers: dict[str, SegmentReader] = {}
         owner = f"cleaner-{number}-{uuid.uuid4().hex}"
-        self._spill = KeySpill(writer.files, names.work(writer.root, writer.opened_epoch, owner))
+        directory = names.work(writer.root, writer.opened_epoch, owner)
+        self._spill = KeySpill(writer.files, directory, memory_bytes=0 if spill_all else _SPILL_FROM_BYTES)
         self._room = Room(self._reader, self._config.codec)
         self._made: list[SegmentWriter] = []
         self._replaced: set[str] = set()

@@ -1,8 +1,9 @@
 """Key bytes that a pass must look at again, kept in temporary files instead of memory.
 
 The keys of uncompressed blocks stay where they are, in the mapped segments. Those of compressed blocks exist
-only as long as the block is decoded, so they are written, uncompressed, to files that are mapped as they
-grow.
+only as long as the block is decoded, and so do arrays that were put together of many small blocks: they are
+written, uncompressed, to files that are mapped as they grow. The first of them may stay in memory, so
+that a small pass needs no file.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ class KeySpill:
 
     Args:
         nameless: nothing is left where the process is killed: files lose their names once they are mapped.
+        memory_bytes: the first keys, so many bytes, stay in memory and need no file.
 
     Raises (all methods):
         OSError: the disk is full or failed.
     """
 
-    def __init__(self, files: Files, directory: Path, *, nameless: bool = False) -> None:
+    def __init__(
+        self, files: Files, directory: Path, *, nameless: bool = False, memory_bytes: int = 0
+    ) -> None:
         self._files = files
         self._nameless = nameless
         self._directory = directory
+        self._memory_left = memory_bytes
         self._file: OpenFile | None = None
         self._data = pa.py_buffer(b"")
         self._number = 0
@@ -67,6 +72,9 @@ class KeySpill:
 
     def _write(self, parts: list[pa.Buffer]) -> list[pa.Buffer]:
         sizes = [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in parts]
+        self._memory_left -= sum(sizes)
+        if self._memory_left >= 0:
+            return [pa.py_buffer(part.to_pybytes()) for part in parts]
         if self._file is None or self._used + sum(sizes) > self._data.size:
             self._begin(max(_FILE_BYTES, sum(sizes)))
         file, data = self._file, self._data
