@@ -212,9 +212,17 @@ def acquire(
             host.close()
             host = None
         if host is None:
-            host, users = Host(_opened(files, real, creation, clock_ms, steal)), 0
+            host, users = _host_of(_opened(files, real, creation, clock_ms, steal)), 0
         _hosts[real] = (host, users + 1)
         return host
+
+
+def _host_of(writer: Writer) -> Host:
+    try:
+        return Host(writer)
+    except BaseException:
+        writer.close()
+        raise
 
 
 def _opened(

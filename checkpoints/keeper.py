@@ -266,6 +266,9 @@ class Keeper:
                     self._wanted_all = False
                 with self._applying:
                     self._go_on(wanted, all_of_them)
+                if all_of_them:
+                    # What kept the stores from going on before is over.
+                    self._failure = None
         except BaseException as e:
             log.error("changelog %s: last values stopped: %s", self._followed.root, type(e).__name__)
             with self._changed:

@@ -107,7 +107,8 @@ class KeptStores:
 
     def lag(self, number: int, p: PartitionState) -> int:
         """How many offsets a store has not applied yet."""
-        applied = self._stores[number].applied if self._stores else 0
+        stores = self._stores  # another thread may remove them meanwhile
+        applied = stores[number].applied if stores else 0
         return max(0, p.end - max(applied, p.start))
 
     @property

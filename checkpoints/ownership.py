@@ -31,11 +31,14 @@ made again under the same name is not the one that it writes to.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from keyfold.checkpoints.journal import JournalWriter
 from keyfold.checkpoints.processes import OwnProcess, ProcessLock
@@ -44,6 +47,9 @@ from keyfold.statestore.errors import StorageFailed, WriterFenced
 from keyfold.statestore.files import Files, OpenFile
 
 log = logging.getLogger("keyfold")
+
+#: A look at the claims opens a file. It is only a look, so it may be tried again.
+_PATIENCE_SECONDS: Final = 5.0
 
 _REOPEN = "close it and open the changelog again: that goes through recovery"
 _LOOK = "; last_batch(app_id) then says which batch was the last that counts"
@@ -101,11 +107,22 @@ class Ownership:
 
     def loss(self, epoch: int, journal: JournalWriter) -> str | None:
         """What shows that the writer with this claim is not, or no longer, the one; None if nothing does."""
-        epochs = journal_epochs(self._files, self._root)
+        epochs = self._epochs()
         if epochs and epochs[-1] > epoch and self._files.is_in_place(self.directory):
             return f"a writer with epoch {epochs[-1]} has taken over"
         missing = epoch not in epochs or not journal.is_in_place()
         return self.misplaced() or ("its journal was removed" if missing else None)
+
+    def _epochs(self) -> list[int]:
+        """`journal_epochs`, tried again for a while where other threads have every file open that may be."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return journal_epochs(self._files, self._root)
+            except OSError as e:
+                if e.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() >= until:
+                    raise
+            time.sleep(_PATIENCE_SECONDS / 500)
 
     def prove(self, outcome: str = "") -> None:
         """Raise `WriterFenced` unless this is the writer at this moment, see above.

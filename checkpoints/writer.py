@@ -9,6 +9,7 @@ claim; the head).
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from keyfold.statestore.files import Files
 from keyfold.statestore.segment import SegmentWriter
 
 __all__ = ["Batch", "Blocks", "Writer"]
+
+log = logging.getLogger("keyfold")
 
 #: At work on the partitions of a batch.
 _THREADS: Final = 4
@@ -244,7 +247,11 @@ class Writer:
             own.fence("the head of the manifest may be incomplete")
             raise
         for listener in self._listeners:
-            listener(after)
+            try:
+                listener(after)
+            except Exception as e:
+                # An error here would say of a line that counts that it does not.
+                log.error("changelog %s: what follows it was not told of line %d: %s", self.root, after.n, e)
 
     # -- rolling -----------------------------------------------------------------------------------
 

@@ -142,8 +142,8 @@ def test_a_null_key_is_named_by_its_place_before_the_sort(spark: SparkSession, t
 def test_a_column_that_does_not_exist_is_refused_before_a_row_is_read(
     spark: SparkSession, tmp_path: Path, given: dict[str, Any], message: str
 ) -> None:
-    with ChangelogSink(tmp_path / "log", **given) as sink:
-        with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message):
+        with ChangelogSink(tmp_path / "log", **given) as sink:
             sink(never(spark, COLUMNS), 0)
     assert list((tmp_path / "log").rglob("*.arrows")) == []
 

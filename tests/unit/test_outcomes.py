@@ -93,3 +93,39 @@ def test_a_failed_commit_says_what_became_of_the_batch(
     else:
         raise AssertionError("a commit does not come to its end")
     assert told == {"counts", NOTHING, UNKNOWN}
+
+
+def test_what_follows_the_log_and_fails_does_not_make_a_commit_fail(tmp_path: Path) -> None:
+    """The batch counts: an error would have the caller commit it again under another number."""
+    with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
+
+        def fail(state: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        log.host.writer.on_change(fail)
+        assert log.append(rows(("a", "1"))).number == 1
+        assert log.append(rows(("a", "2"))).number == 2
+        assert not log.host.writer.fenced
+
+
+class Scarce(Watched):
+    """While it is armed, the first looks at the claims find that no file can be opened."""
+
+    armed = 0
+
+    @contextmanager
+    def _operation(self, name: str, path: Path, **details: object) -> Iterator[None]:
+        if self.armed and name == "list_directory" and path.name == "manifest":
+            self.armed -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        yield
+
+
+def test_a_look_at_the_claims_waits_for_a_file_that_it_can_open(tmp_path: Path) -> None:
+    files = Scarce()
+    with Changelog.open(tmp_path / "log", config=BY_HAND, files=files) as log:
+        log.append(rows(("a", "1")))
+        files.armed = 5
+        assert log.append(rows(("a", "2"))).number == 2
+        assert files.armed == 0
+        assert not log.host.writer.fenced
