@@ -126,7 +126,8 @@ def _fields(error: Exception) -> MutableMapping[str, str | None]:
     elif isinstance(error, click.ClickException):
         what = error.format_message()
     elif isinstance(error, OSError):
-        what = error.strerror or str(error)
+        # Without a number, as pyarrow raises it, the text of one that names a file leaves its message out.
+        what = error.strerror or " ".join(map(str, error.args)) or type(error).__name__
         found["path"] = None if error.filename is None else str(error.filename)
     else:
         what = str(error)

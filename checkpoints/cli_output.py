@@ -75,8 +75,8 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
         @click.pass_context
         def run(context: click.Context, /, path: str, as_json: bool, **options: Any) -> None:
             local = context.find_object(Files) or LOCAL
-            files, root = located(path, None, local)
             try:
+                files, root = located(path, None, local)
                 function(Place(root, files, as_json, path, local), **options)
             except OSError as e:
                 if e.filename is None and not isinstance(e, BrokenPipeError):

@@ -50,7 +50,10 @@ def _int(value: object) -> int:
 def _ratio(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a number from 0 to 1")
-    number = float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
     if not 0 <= number <= 1:
         raise ValueError("a number from 0 to 1")
     return number
@@ -179,12 +182,12 @@ class LogConfig:
         changes = _without_u(arguments.mapping("config", changes))
         for name, value in changes.items():
             if name not in known:
-                near = difflib.get_close_matches(str(name), [*known, _U], n=1, cutoff=0.4)
+                near = difflib.get_close_matches(str(name), [*known, _U], n=1, cutoff=0.75)
                 raise ConfigError(
                     f"There is no setting {name!r}.",
                     expected=f"{near[0]!r}" if near else "one of " + ", ".join(sorted(known)),
                     found=repr(name),
-                    remedy="use the nearest valid name"
+                    remedy="use that name, if it is what you mean"
                     if near
                     else "see the table of settings in the README",
                 )

@@ -126,7 +126,8 @@ def read_identity(files: Files, root: Path) -> Identity:
         raise Damaged(
             "The identity of a changelog is not as it was written.", path=path, position="byte 0",
             expected="JSON of a keyfold changelog with its CRC32C", found=f"{type(e).__name__}: {e}",
-            remedy="put the file back from a copy or a snapshot; it is never edited by hand",
+            remedy="put the file back from a copy of this directory (that of a snapshot differs), or make "
+            "a changelog of a snapshot with Changelog.clone(snapshot, path)",
         ) from e  # fmt: skip
 
 

@@ -51,7 +51,12 @@ log = logging.getLogger("keyfold")
 #: A look at the claims opens a file. It is only a look, so it may be tried again.
 _PATIENCE_SECONDS: Final = 5.0
 
+_MOVED = "the directory was moved, removed or made again under its name"
 _REOPEN = "close it and open the changelog again: that goes through recovery"
+_ELSEWHERE = (
+    "close it, find out where the directory is now, and open it there: where nothing is left, opening this "
+    "path to write creates an empty changelog"
+)
 _LOOK = "; last_batch(app_id) then says which batch was the last that counts"
 
 
@@ -100,7 +105,7 @@ class Ownership:
     def misplaced(self) -> str | None:
         """What shows that the path does not lead to what the writer has open, None where it does."""
         if not self._files.is_in_place(self.directory):
-            return "the directory was moved, removed or made again under its name"
+            return _MOVED
         if not self._files.is_in_place(self._lock):
             return "the lock was taken away: another process has taken over, or the file was removed"
         return None
@@ -196,7 +201,8 @@ class Ownership:
             raise WriterFenced(
                 f"This writer may not write any more{outcome and '; '}{outcome}.", path=self._root,
                 expected="a writer without failures, and its own directory", found=self._fenced,
-                remedy=_REOPEN + (_LOOK if outcome.startswith("whether") else ""),
+                remedy=(_ELSEWHERE if self._fenced == _MOVED else _REOPEN)
+                + (_LOOK if outcome.startswith("whether") else ""),
             )  # fmt: skip
 
     @contextlib.contextmanager

@@ -242,6 +242,19 @@ def test_a_full_standard_output_is_what_the_error_names(words: list[str], places
     assert "places" not in done.stderr
 
 
+@pytest.mark.parametrize("error", [OSError("no such host"), OSError(-2, "no such host")])
+def test_a_url_that_cannot_be_reached_is_what_the_error_names(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("keyfold.checkpoints.cli_output.located", unreachable)
+    done = CliRunner().invoke(cli, ["stats", "s3://bucket/counts"])
+    assert done.exit_code == 7
+    assert done.stderr == "error: no such host\n  path: s3://bucket/counts\n"
+
+
 def test_a_closed_standard_output_is_an_error(places: Path) -> None:
     words = f"{KEYFOLD} stats {places / 'closed'} >&-"
     done = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, text=True, timeout=60)

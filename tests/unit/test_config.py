@@ -24,6 +24,18 @@ def test_an_unknown_name_is_refused_with_the_nearest_valid_one() -> None:
         LogConfig().with_changes({"segment.byte": 1})
 
 
+@pytest.mark.parametrize("name", ["file.delete.delay.ms", "min.insync.replicas"])
+def test_a_name_that_resembles_none_is_refused_with_all_of_them(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected: one of anchors\.auto, .*store\.backlog\.bytes"):
+        LogConfig().with_changes({name: 1})
+
+
+@pytest.mark.parametrize("name", ["min.cleanable.dirty.ratio", "snapshot.dirty.ratio"])
+def test_a_ratio_that_is_no_number_is_told_which_numbers_are_taken(name: str) -> None:
+    with pytest.raises(ConfigError, match="expected: a number from 0 to 1"):
+        LogConfig().with_changes({name: "50%"})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

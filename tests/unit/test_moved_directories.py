@@ -225,8 +225,11 @@ def test_a_directory_that_was_moved_can_be_opened_where_it_is_now(tmp_path: Path
     (tmp_path / "log").rename(tmp_path / "moved")
     with Changelog.open(tmp_path / "moved") as moved:
         moved.append(rows(("b", "1")))
-        with pytest.raises(WriterFenced, match="moved, removed"):
+        with pytest.raises(WriterFenced, match="moved, removed") as refused:
             log.append(rows(("a", "2")))
+        assert "find out where the directory is now" in str(
+            refused.value.remedy
+        )  # here would be an empty one
     log.close()
     assert restore(tmp_path / "moved").to_dict() == {b"a": b"1", b"b": b"1"}
     assert not (tmp_path / "log").exists()
