@@ -155,13 +155,22 @@ def _commit_of(state: State, root: Path, moment: datetime.datetime) -> Commit:
     return state.commits[before[-1]]
 
 
+#: A rollback leaves a gap in the numbers: so many runs of them are named, the last ones.
+_RUNS = 5
+
+
 def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
     exact = [c.number for c in state.commits if state.restorable(c.ends)]
-    nearest = f"commits {exact[0]} to {exact[-1]}" if exact else "the newest state only"
+    firsts = [n for i, n in enumerate(exact) if i == 0 or exact[i - 1] != n - 1]
+    lasts = [n for i, n in enumerate(exact) if i == len(exact) - 1 or exact[i + 1] != n + 1]
+    runs = [f"{first} to {last}" for first, last in zip(firsts, lasts, strict=True)]
+    if len(runs) > _RUNS:
+        runs = ["..., " + runs[-_RUNS], *runs[1 - _RUNS :]]
+    nearest = "commits " + ", ".join(runs) if exact else "the newest state only"
     if state.anchors:
         nearest += ", anchors " + ", ".join(sorted(state.anchors))
     return CompactedAway(
-        "The exact state at that point was folded away, or is no longer kept.",
+        "The exact state at that point was folded away or rolled back, or is no longer kept.",
         path=root,
         position=what,
         expected=nearest,

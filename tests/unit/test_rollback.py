@@ -20,6 +20,7 @@ from keyfold.statestore.errors import BatchConflict, CompactedAway, ConfigError,
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.streaming import positions
 from keyfold.streaming.options import Offsets
+from support.changelogs import BY_HAND, rows
 
 CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": "1MiB"}
 
@@ -208,3 +209,14 @@ def test_a_disk_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
         append(log, range(5), b"3")
         log.rollback(1)
         assert len(records(log)) == 5
+
+
+def test_a_commit_that_was_rolled_back_is_not_among_those_to_restore_at(tmp_path: Path) -> None:
+    with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
+        for number in range(4):
+            log.append(rows(("k", str(number))))
+        log.rollback(2)
+        log.append(rows(("k", "4")))
+    with pytest.raises(CompactedAway, match="rolled back") as gone:
+        restore(tmp_path / "log", at=3)
+    assert gone.value.expected == "commits 1 to 2, 5 to 5"
