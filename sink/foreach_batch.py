@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from keyfold.checkpoints.admission import OnReset
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.config import LogConfig
-from keyfold.checkpoints.identity import check_partitions
+from keyfold.checkpoints.identity import check_partitions, read_identity
 from keyfold.checkpoints.writer import Blocks
 from keyfold.sink.delivery import Delivery, Intake, batch_of, check_dataframe, connect_refused, consume
 from keyfold.statestore import names
@@ -53,6 +53,8 @@ class ForeachBatch(ABC):
         self._config = dict(config or {})
         self._steal = steal
         self._log: Changelog | None = None
+        #: of the changelog that was opened first
+        self._uuid: str | None = None
         self._closed = False
         self._lock = threading.Lock()
         if partitions is not None:
@@ -157,6 +159,7 @@ class ForeachBatch(ABC):
             self._log.close()
             self._log, self._steal = None, False
         if self._log is None:
+            self._check_same()
             log = Changelog.open(
                 self.path,
                 partitions=self._partitions,
@@ -170,8 +173,23 @@ class ForeachBatch(ABC):
             except BaseException:
                 log.close()
                 raise
-            self._log = log
+            self._log, self._uuid = log, log.identity.uuid
         return self._log
+
+    def _check_same(self) -> None:
+        """Once a sink has had its changelog, it makes no other one, and writes no other one.
+
+        Raises:
+            NotAChangelog: it was moved or removed. ConfigError: another one is in its place.
+        """
+        if self._uuid is None:
+            return
+        found = read_identity(self._files, self.path).uuid
+        if found != self._uuid:
+            raise ConfigError(
+                "Another changelog is at the path of this sink.", path=self.path, expected=self._uuid,
+                found=found, remedy="put the one back that the query has written, and start the query again",
+            )  # fmt: skip
 
     def close(self) -> None:
         """Give up the changelog; the last sink of this process gives up its writer."""
