@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from support.machine_living import LivingMachine
 from support.machine_reading import ReadingMachine
 
 #: In `make soak` they have rounds of their own, in tests/soak.
@@ -20,6 +19,3 @@ class ChangelogMachine(ReadingMachine):
 
 TestChangelog = ChangelogMachine.TestCase
 TestChangelog.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
-
-TestLivingChangelog = LivingMachine.TestCase
-TestLivingChangelog.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=15)
