@@ -94,7 +94,7 @@ def test_offsets_between_folded_commits_are_refused_with_the_nearest_exact_point
     log.anchor("kept", at=1)
     log.compact()
     number = log.partition(b"a")
-    with pytest.raises(CompactedAway, match=r"commits 1 to 3, anchors kept"):
+    with pytest.raises(CompactedAway, match=r"commits 1 to 1, 3 to 3, anchors kept"):
         restore(log.path, at={number: 2, 1 - number: 0})
 
 
