@@ -63,8 +63,11 @@ class _Interval:
                 yield offsets, keys
 
     def first_twice(self) -> tuple[int, int, int] | None:
-        """The offset of the first record whose key comes again, where it does, and how many there are such,
-        at least. None where there is none.
+        """The offset of a record whose key comes again, where it does, and how many there are such. None where
+        there is none.
+
+        It is the first such record and their number, unless the keys have no room: then of those that were
+        read until there was none.
 
         Raises `MemoryError` where there is no room for all keys of the turn.
         """
