@@ -63,7 +63,7 @@ class _Interval:
                 yield offsets, keys
 
     def first_twice(self) -> tuple[int, int, int] | None:
-        """The offset of a record whose key comes again, where it does, and how many there are such. None where
+        """The offset of a record whose key comes again, where it does, and how many there are such. None if
         there is none.
 
         It is the first such record and their number, unless the keys have no room: then of those that were
