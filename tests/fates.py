@@ -209,3 +209,59 @@ def _torn(draw: random.Random, write: Change) -> Fate:
         return prefix(draw.randrange(len(write.data or b"") + 1))
     salt = draw.random()
     return sectors(lambda n: random.Random(f"{salt}/{n}").random() < 0.5)
+
+
+# -- what is left of one file or directory ----------------------------------------------------------------
+
+
+class Moment:
+    """What one file or directory is, by what becomes of the changes that were not certain at that moment.
+
+    Most had none such, and are the same for every choice.
+    """
+
+    def __init__(self, point: int) -> None:
+        self._point = point
+        self._uncertain: dict[int, list[Change]] = {}
+        self._certain_content: dict[int, bytes] = {}
+        self._certain_names: dict[int, dict[str, Node]] = {}
+
+    def names(self, node: Node, choice: Choice) -> dict[str, Node]:
+        found = self._certain_names.get(node.number)
+        if found is not None:
+            return found
+        uncertain = self._uncertain_of(node)
+        keeps = dict(zip(map(id, uncertain), choice.keeps(node, uncertain), strict=True))
+        names: dict[str, Node] = {}
+        for link in node.links:
+            if is_certain(link, self._point) or keeps.get(id(link)):
+                for name, child in link.names.items():
+                    if child is None:
+                        names.pop(name, None)
+                    else:
+                        names[name] = child
+        if not uncertain:
+            self._certain_names[node.number] = names
+        return names
+
+    def content(self, node: Node, choice: Choice) -> bytes:
+        found = self._certain_content.get(node.number)
+        if found is not None:
+            return found
+        uncertain = self._uncertain_of(node)
+        fates = dict(zip(map(id, uncertain), choice.fates(node, uncertain), strict=True))
+        content = bytearray()
+        for write in node.writes:
+            if is_certain(write, self._point):
+                kept(content, write)
+            elif id(write) in fates:
+                fates[id(write)](content, write)
+        if not uncertain:
+            self._certain_content[node.number] = bytes(content)
+        return bytes(content)
+
+    def _uncertain_of(self, node: Node) -> list[Change]:
+        found = self._uncertain.get(node.number)
+        if found is None:
+            found = self._uncertain[node.number] = node.uncertain(self._point)
+        return found

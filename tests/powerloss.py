@@ -22,10 +22,10 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fates import CORNERS, Apart, Change, Choice, Drawn, Link, Node, Write, is_certain, kept, units
+from fates import CORNERS, Apart, Change, Choice, Drawn, Link, Moment, Node, Write, units
 from faults import CHANGES, FailAt, KillAt, Operation, Selection, Watched, changes
 from keyfold.statestore.files import OpenFile
 
@@ -33,18 +33,22 @@ from keyfold.statestore.files import OpenFile
 _SYNCS = frozenset({"sync", "sync_path", "sync_directory"})
 
 
+#: Every path under a directory with its bytes, None for a directory; one in a directory follows it.
+Tree = dict[str, bytes | None]
+
+
 @dataclass(frozen=True)
-class State:
-    """A directory that a power loss may leave behind.
+class Left:
+    """What a power loss may leave behind.
 
     Attributes:
-        path: stands for the disk's `base`; removed when the next state is asked for.
+        tree: of the disk's `base`.
         choice: what became of the changes that were not certain.
         point: how many moments had passed, the last of them `after`.
         marks: what had been marked by then: what the outside world had been told.
     """
 
-    path: Path
+    tree: Tree = field(repr=False)
     choice: str
     point: int
     after: str
@@ -52,6 +56,17 @@ class State:
 
     def __str__(self) -> str:
         return f"power lost at {self.point}, after {self.after}; left: {self.choice}; marks: {self.marks}"
+
+
+@dataclass(frozen=True)
+class State(Left):
+    """The same as a real directory.
+
+    Attributes:
+        path: stands for the disk's `base`; removed when the next state is asked for.
+    """
+
+    path: Path
 
 
 class Disk:
@@ -220,39 +235,47 @@ class Disk:
     def states(
         self, into: Path, *, seeds: Sequence[int] = (1, 2), apart: bool = True, copy_ignored: bool = False
     ) -> Iterator[State]:
-        """Every different directory that a loss at any moment may leave, by the corners, by `apart` and by
-        `seeds`.
+        """All that `left` gives, as directories.
 
         Each is made in `into` and removed again when the next one is asked for. All operations must have
         ended.
 
         Args:
-            seeds: for each seed one state per moment in which files and names meet fates of their own.
-            apart: also, for each file and each name that is not certain: only it is kept, and all but it.
             copy_ignored: put what is in the ignored directories now into each state, too; else they are
             missing.
         """
+        for number, left in enumerate(self.left(seeds=seeds, apart=apart)):
+            path = into / f"state-{number}"
+            try:
+                self._write(left.tree, path, copy_ignored)
+                yield State(left.tree, left.choice, left.point, left.after, left.marks, path)
+            finally:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def left(self, *, seeds: Sequence[int] = (1, 2), apart: bool = True) -> Iterator[Left]:
+        """Every different tree that a loss at any moment may leave, by the corners, by `apart` and by
+        `seeds`.
+
+        Args:
+            seeds: for each seed one state per moment in which files and names meet fates of their own.
+            apart: also, for each file and each name that is not certain: only it is kept, and all but it.
+        """
         seen: set[bytes] = set()
         for point in self._telling:
-            marks = tuple(label for moment, label in self._marks if moment < point)
+            marks = tuple(label for marked, label in self._marks if marked < point)
+            moment = Moment(point)
             for choice in self._choices(point, seeds, apart):
-                tree = self._tree(point, choice)
+                tree = self._tree(moment, choice)
                 digest = _digest(tree, len(marks))
-                if digest in seen:
-                    continue
-                seen.add(digest)
-                path = into / f"state-{len(seen)}"
-                try:
-                    self._write(tree, path, copy_ignored)
+                if digest not in seen:
+                    seen.add(digest)
                     after = self._moments[point - 1] if point else "nothing"
-                    yield State(path, choice.name, point, after, marks)
-                finally:
-                    shutil.rmtree(path, ignore_errors=True)
+                    yield Left(tree, choice.name, point, after, marks)
 
     def unrecorded(self) -> list[str]:
         """Paths where the directory is not as recorded: somebody went around the seam, or the model errs."""
-        now = self._tree(len(self._moments), CORNERS["everything"])
-        real: dict[str, bytes | None] = {}
+        now = self._tree(Moment(len(self._moments)), CORNERS["everything"])
+        real: Tree = {}
         for path in self.base.rglob("*"):
             if not self._is_ignored(path):
                 real[str(path.relative_to(self.base))] = None if path.is_dir() else path.read_bytes()
@@ -268,29 +291,23 @@ class Disk:
         for seed in seeds:
             yield Drawn(seed, point)
 
-    def _tree(self, point: int, choice: Choice) -> dict[str, bytes | None]:
-        """Every path under `base` with its bytes, None for a directory."""
-        tree: dict[str, bytes | None] = {}
+    def _tree(self, moment: Moment, choice: Choice) -> Tree:
+        tree: Tree = {}
 
         def walk(node: Node, path: str) -> None:
             if not node.is_directory:
-                tree[path] = _content(node, point, choice)
+                tree[path] = moment.content(node, choice)
                 return
             if path:
                 tree[path] = None
-            for name, child in _names(node, point, choice).items():
+            for name, child in moment.names(node, choice).items():
                 walk(child, f"{path}/{name}" if path else name)
 
         walk(self._root, "")
         return tree
 
-    def _write(self, tree: dict[str, bytes | None], into: Path, copy_ignored: bool) -> None:
-        into.mkdir(parents=True)
-        for name, content in tree.items():
-            if content is None:
-                (into / name).mkdir()
-            else:
-                (into / name).write_bytes(content)
+    def _write(self, tree: Tree, into: Path, copy_ignored: bool) -> None:
+        written(tree, into)
         if copy_ignored:
             for directory in ["", *(name for name, content in tree.items() if content is None)]:
                 for path in sorted((self.base / directory).glob("*")):
@@ -298,38 +315,27 @@ class Disk:
                         shutil.copytree(path, into / directory / path.name)
 
 
-def _digest(tree: dict[str, bytes | None], marks: int) -> bytes:
+def written(tree: Tree, into: Path) -> None:
+    """Make the directory `into`, and in it all that `tree` names."""
+    into.mkdir(parents=True)
+    for name, content in tree.items():
+        if content is None:
+            (into / name).mkdir()
+        else:
+            (into / name).write_bytes(content)
+
+
+def tree_of(directory: Path) -> Tree:
+    paths = sorted(directory.rglob("*"))
+    return {str(p.relative_to(directory)): None if p.is_dir() else p.read_bytes() for p in paths}
+
+
+def _digest(tree: Tree, marks: int) -> bytes:
     digest = hashlib.blake2b(b"%d" % marks, digest_size=16)
     for name, content in sorted(tree.items()):
         digest.update(f"{name}\0{'directory' if content is None else len(content)}\0".encode())
         digest.update(content or b"")
     return digest.digest()
-
-
-def _names(node: Node, point: int, choice: Choice) -> dict[str, Node]:
-    uncertain = node.uncertain(point)
-    keeps = dict(zip(map(id, uncertain), choice.keeps(node, uncertain), strict=True))
-    names: dict[str, Node] = {}
-    for link in node.links:
-        if is_certain(link, point) or keeps.get(id(link)):
-            for name, child in link.names.items():
-                if child is None:
-                    names.pop(name, None)
-                else:
-                    names[name] = child
-    return names
-
-
-def _content(node: Node, point: int, choice: Choice) -> bytes:
-    uncertain = node.uncertain(point)
-    fates = dict(zip(map(id, uncertain), choice.fates(node, uncertain), strict=True))
-    content = bytearray()
-    for write in node.writes:
-        if is_certain(write, point):
-            kept(content, write)
-        elif id(write) in fates:
-            fates[id(write)](content, write)
-    return bytes(content)
 
 
 # -- the seam --------------------------------------------------------------------------------------------

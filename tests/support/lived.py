@@ -20,6 +20,8 @@ APP: Final = "life"
 _CODECS: Final = ("none", "lz4", "zstd")
 
 Told = Callable[[int], object]
+#: Key → value.
+Stated = dict[bytes, bytes | None]
 
 
 class Life:
@@ -101,9 +103,14 @@ class Life:
 
     # -- what is left ------------------------------------------------------------------------------
 
-    def fault_in(self, files: Files, path: Path, told: int) -> str | None:
+    def fault_in(
+        self, files: Files, path: Path, told: int, read: Callable[[], Stated] | None = None
+    ) -> str | None:
         """What is wrong with what is left at `path` after a sudden end, for somebody who was told of `told`
         steps (-1: of none, not even that it was made); None if nothing is. It is recovered on the way.
+
+        Args:
+            read: reads the state of what was recovered. By default `stated`.
         """
         if not files.exists(path / "changelog.json"):
             return None if told < 0 else f"step {told} was acknowledged, and the changelog is gone"
@@ -111,12 +118,17 @@ class Life:
         writer = open_writer(files, path, None, lambda: self._now_ms, steal=False)
         ends, number = writer.state.ends, writer.state.next_commit
         writer.close()
-        with restore(path, files=files) as restored:
-            # Not `to_dict`, which starts threads.
-            state = {key: value for _, key, value, _ in found_in(restored.batches())}
+        state = stated(files, path) if read is None else read()
         if not any(m.ends == ends and m.next_number == number and m.fold() == state for m in right):
             return f"{told} steps were acknowledged: ends {ends}, next commit {number}, state {state}"
         return None
+
+
+def stated(files: Files, path: Path) -> Stated:
+    """The state at the end of the changelog at `path`."""
+    with restore(path, files=files) as restored:
+        # Not `to_dict`, which starts threads.
+        return {key: value for _, key, value, _ in found_in(restored.batches())}
 
 
 def restorable(files: Files, path: Path, number: int) -> bool:
