@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from keyfold.checkpoints.verify import verify
 from keyfold.statestore import blocks, names
 from keyfold.statestore.errors import CompactedAway
 from support.folds import IN_MEMORY
+from support.horizons import Horizons
 from support.perfect import Ends, Found, Made, Perfect, folded, found_in
 from support.waiting import in_time
 
@@ -96,9 +97,7 @@ class Machine(RuleBasedStateMachine):
         self._opened = False
         self.eyes = Watched()
         self.protected: frozenset[int] = frozenset()
-        #: for each partition: offset of a tombstone → when a pass that had folded it was first seen
-        self.dated: list[dict[int, int]] = [{}, {}]
-        self.deletes: list[set[int]] = [set(), set()]
+        self.horizons = [Horizons(beside=self.is_living) for _ in range(2)]
         self._at_end = ExitStack()
 
     @initialize(
@@ -117,6 +116,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Perfect.empty(partitions)
         # Smaller than by default, so that there is something to clean.
         self.config = {"segment.bytes": 4000, "delete.retention.ms": 1000, **config, **self.fixed}
+        self.note_time_and_settings()
         self._opened = True
         self.log = self.open()
 
@@ -139,8 +139,18 @@ class Machine(RuleBasedStateMachine):
     def configure(self, changed: Mapping[str, object]) -> None:
         """By a second handle, as a user does."""
         self.config = {**self.config, **changed}
+        self.note_time_and_settings()
         with Changelog.open(self.path, files=self.files, config=changed):
             pass
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms = max(0, self.now_ms + ms)
+        self.note_time_and_settings()
+
+    def note_time_and_settings(self) -> None:
+        """A pass beside may go by each that there was."""
+        for horizons in self.horizons:
+            horizons.now(self.now_ms, int(str(self.config["delete.retention.ms"])))
 
     # -- what must hold ----------------------------------------------------------------------------
 
@@ -151,10 +161,11 @@ class Machine(RuleBasedStateMachine):
             self.files.operations = 0
 
     def prove(self) -> None:
+        under_way = frozenset(self.log.host.cleaning._in_progress)
         with Changelog.open(self.path, mode="r", files=self.eyes) as view:
             found = self.prove_records(view, self.model)
             self.prove_points(view, found)
-            self.prove_tombstones(view, found)
+            self.prove_tombstones(view, found, under_way)
         self.prove_newest()
         assert verify(self.path, files=self.eyes).damages == []
 
@@ -204,30 +215,16 @@ class Machine(RuleBasedStateMachine):
                 there = self.is_exact(view, raw, made, name)
                 assert there or any(starts), f"anchor {name} is not exact"
 
-    def prove_tombstones(self, view: Changelog, raw: list[list[Found]]) -> None:
+    def prove_tombstones(self, view: Changelog, raw: list[list[Found]], under_way: Collection[int]) -> None:
         """A delete that counts stays for `delete.retention.ms` from the first pass that came past it."""
-        lag = view.config.delete_retention_ms
         for p, rows in enumerate(raw):
-            end, start, there = (
-                view.state.partitions[p].unique_end,
-                self.model.starts[p],
-                {r[0] for r in rows},
-            )
-            newest = {key: o for o, (key, _, _) in enumerate(self.model.records[p])}
-            deletes = {o for o in newest.values() if self.model.records[p][o][1] is None and o >= start}
-            for offset in self.deletes[p] & deletes - there:
-                seen = self.dated[p].get(offset)
-                assert lag == 0 or self.is_living or seen is not None, (
-                    f"delete {offset} went in its first pass"
-                )
-                # A pass of the cleaner's own thread may have gone by a setting that was changed since.
-                assert self.is_living or seen is None or self.now_ms - seen >= lag, (
-                    f"delete {offset} went too soon"
-                )
-            # A rollback gives offsets again.
-            now = {o: self.now_ms for o in deletes if o < end}
-            self.dated[p] = now | {o: at for o, at in self.dated[p].items() if o in deletes}
-            self.deletes[p] = deletes & there
+            start, records = self.model.starts[p], self.model.records[p]
+            newest = {key: o for o, (key, _, _) in enumerate(records)}
+            deletes = {o for o in newest.values() if records[o][1] is None and o >= start}
+            there = deletes & {row[0] for row in rows}
+            end = view.state.partitions[p].unique_end
+            self.horizons[p].now(self.now_ms, view.config.delete_retention_ms)
+            self.horizons[p].look(deletes, there, end, under_way=p in under_way)
 
     def is_exact(self, view: Changelog, raw: list[list[Found]], made: Made, at: int | str) -> bool:
         try:

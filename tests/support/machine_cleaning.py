@@ -16,7 +16,7 @@ from support.machine_writing import WritingMachine
 class CleaningMachine(WritingMachine):
     @rule(later_ms=st.sampled_from([0, 0, 2000]))
     def compact(self, later_ms: int) -> None:
-        self.now_ms += later_ms
+        self.pass_time(later_ms)
         if "compact" in self.log.config.cleanup_policy:
             # Retention on its thread may stop it.
             with suppress(*((ConfigError,) if self.is_living else ())):
