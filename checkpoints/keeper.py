@@ -62,7 +62,9 @@ class Keeper:
         self._behind_since: float | None = None
         #: whether the stores are to be removed, because a read has failed
         self._distrusted = False
+        #: what keeps the stores from going on, until they have, and how often they could not
         self._failure: BaseException | None = None
+        self._failures = 0
         self._rests_until = 0.0
         self._stop = False
         self._changed = threading.Condition()
@@ -100,9 +102,9 @@ class Keeper:
         if store is not None:
             return store
         with self._changed:
-            self._eager = True
+            self._eager, failures = True, self._failures
             while store is None:
-                self._check()
+                self._check(failures)
                 self._wanted.add(number)
                 self._start()
                 self._changed.wait(_LOOK_SECONDS)
@@ -117,12 +119,12 @@ class Keeper:
             return True
         until = time.monotonic() + seconds
         with self._changed:
-            self._eager = True
+            self._eager, failures = True, self._failures
             while not self._reached(target):
+                self._check(failures)
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
-                self._check()
                 self._wanted_all = True
                 self._start()
                 self._changed.wait(min(left, _LOOK_SECONDS))
@@ -140,6 +142,7 @@ class Keeper:
         """
         target = self._followed.state.ends
         while True:
+            failures = self._failures
             while not self.wait(target, _LOOK_SECONDS):
                 pass
             with self._applying:
@@ -147,7 +150,7 @@ class Keeper:
                 if self._whole and database is not None and self._reached(target):
                     return database.cursor()
             with self._changed:
-                self._check()
+                self._check(failures)
                 self._wanted_all = True
                 self._start()
                 self._changed.wait(_LOOK_SECONDS)
@@ -169,10 +172,11 @@ class Keeper:
             except StoreUnusable as e:
                 log.warning("changelog %s: last values cannot be read: %s", self._followed.root, e)
                 with self._changed:
+                    failures = self._failures
                     self._distrusted = kept.clearings == clearings
                     self._start()
                     while kept.clearings == clearings:
-                        self._check()
+                        self._check(failures)
                         self._changed.wait(_LOOK_SECONDS)
         return ask()
 
@@ -221,11 +225,12 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
 
-    def _check(self) -> None:
-        """Raises what keeps the stores from going on."""
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+    def _check(self, failures: int) -> None:
+        """Raises what keeps the stores from going on, if they could not since there were so many `failures`:
+        an earlier one may be over.
+        """
+        if self._failure is not None and self._failures > failures:
+            raise self._failure
         if self._stop:
             raise WriterFenced("The changelog was closed.", path=self._followed.root, remedy="open it again")
 
@@ -273,6 +278,7 @@ class Keeper:
             log.error("changelog %s: last values stopped: %s", self._followed.root, type(e).__name__)
             with self._changed:
                 self._failure = e
+                self._failures += 1
                 self._behind_since = None
                 self._rests_until = time.monotonic() + _REST_SECONDS
                 self._thread = None

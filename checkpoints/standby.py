@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -206,8 +206,9 @@ class Standby:
             self._keeper.hand_over(writer)
             return Host(writer, self._keeper)
         except BaseException:
-            self._keeper.close()
-            writer.close()
+            with ExitStack() as ended:
+                for end in (writer, self._place, self._followed, self._keeper):
+                    ended.callback(end.close)
             raise
 
     def _stop_following(self) -> None:
