@@ -15,7 +15,7 @@ from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli_at import at_from
 from keyfold.checkpoints.cli_output import LocalPath, Place, out, settings_from, time_of, verb
 from keyfold.checkpoints.cli_tables import sentence, table
-from keyfold.checkpoints.config import UNLIMITED, LogConfig
+from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.identity import read_identity
 from keyfold.checkpoints.requests import Request
 from keyfold.checkpoints.state import Anchor, State
@@ -250,6 +250,7 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
 @verb(
     "keyfold config var/counts",
     "keyfold config var/counts --set segment.bytes=64MiB --set delete.retention.ms=1h",
+    "keyfold config var/counts --set retention.ms=none --set segment.bytes=default",
 )
 @click.option(
     "--set",
@@ -261,8 +262,9 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
 def config(place: Place, changes: tuple[str, ...]) -> None:
     """Show the settings of a changelog, or change some.
 
-    The names are Kafka's. Sizes may be written as 64MiB, times as 24h. A change is durable when the command
-    ends, and needs the writer's lock.
+    The names are Kafka's. Sizes may be written as 64MiB, times as 24h. Each setting takes "default"; those
+    that can be without a limit or a place take "none". A change is durable when the command ends, and needs
+    the writer's lock.
     """
     settings = settings_from(changes)
     known = read_identity(place.files, place.path).config
@@ -276,15 +278,9 @@ def config(place: Place, changes: tuple[str, ...]) -> None:
         name: {"value": value, "default": defaults[name], "changed": value != defaults[name]}
         for name, value in known.named().items()
     }
-    rows = [
-        (n, _limit(d["value"]), _limit(d["default"]), "changed" if d["changed"] else "")
-        for n, d in document.items()
-    ]
+    shown, shown_defaults = known.shown(), LogConfig().shown()
+    rows = [(n, shown[n], shown_defaults[n], "changed" if d["changed"] else "") for n, d in document.items()]
     place.show(
         lambda: {"path": str(place.path), "settings": document},
         lambda: out(table(("setting", "value", "default", ""), rows)),
     )
-
-
-def _limit(value: object) -> str:
-    return "no limit" if value == UNLIMITED else str(value)

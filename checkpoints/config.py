@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Any, Final
 
 from keyfold.statestore import arguments
@@ -19,32 +20,33 @@ _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_0
 
 #: Larger than any time or size that occurs; Kafka uses the largest int64 for "never" and "without limit".
 UNLIMITED: Final = (1 << 63) - 1
+#: Text that each setting takes for its default.
+DEFAULT: Final = "default"
+#: Text for no limit or no place, in the settings that can have none.
+NONE: Final = "none"
 
 
 def _bytes(value: object) -> int:
-    if isinstance(value, str):
-        found = _SIZE.match(value)
-        if not found:
-            raise ValueError('bytes, such as 1048576, "64MiB" or "1GB"')
+    if isinstance(value, str) and (found := _SIZE.match(value)):
         prefix = (found[2] or "").lower()
         base = 1024 if prefix.endswith("i") else 1000
-        return int(float(found[1]) * base ** (" kmgt".index(prefix[0]) if prefix else 0))
-    return _int(value)
+        return int(Fraction(found[1]) * base ** (" kmgt".index(prefix[0]) if prefix else 0))
+    return _int(value, 'bytes, such as 1048576, "64MiB" or "1GB"')
 
 
 def _ms(value: object) -> int:
     if isinstance(value, str) and (found := _DURATION.match(value)):
-        return int(float(found[1]) * _UNITS_MS[found[2].lower()])
-    return _int(value)
+        return int(Fraction(found[1]) * _UNITS_MS[found[2].lower()])
+    return _int(value, 'milliseconds, or a time such as "90s" or "24h"')
 
 
-def _int(value: object) -> int:
+def _int(value: object, expected: str = "a whole number") -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("a whole number")
+        raise ValueError(expected)
     try:
         return int(value)
     except ValueError:
-        raise ValueError("a whole number") from None
+        raise ValueError(expected) from None
 
 
 def _ratio(value: object) -> float:
@@ -88,12 +90,24 @@ def _policy(value: object) -> str:
 def _place(value: object) -> str:
     """A relative path would mean another place in every process."""
     if not isinstance(value, str) or (value and not value.startswith("/") and "://" not in value):
-        raise ValueError("an absolute path, a URL, or nothing")
+        raise ValueError("an absolute path or a URL")
     return value
 
 
-def _option(name: str, default: object, parse: Callable[[object], object]) -> Any:
-    return field(default=default, metadata={"name": name, "parse": parse})
+def _option(name: str, default: object, parse: Callable[[object], object], *, none: object = None) -> Any:
+    """`none`: the value that the text "none" means, in a setting that can have none."""
+
+    def parsed(value: object) -> object:
+        if value == DEFAULT:
+            return default
+        if none is not None and value == NONE:
+            return none
+        try:
+            return parse(value)
+        except ValueError as e:
+            raise ValueError(f"{e}{'' if none is None else ', or none'}") from None
+
+    return field(default=default, metadata={"name": name, "parse": parsed, "none": none})
 
 
 _U: Final = "snapshot.u"
@@ -125,6 +139,9 @@ def _without_u(changes: Mapping[str, object]) -> Mapping[str, object]:
 class LogConfig:
     """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is taken too.
 
+    Every setting takes "default"; `max.compaction.lag.ms`, `retention.ms`, `retention.bytes`,
+    `cleaner.io.max.bytes.per.second` and `snapshot.dest` take "none", for no limit or no place.
+
     Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
     `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned),
     `cleaner.io.max.bytes.per.second` (128 MiB, not unlimited; of one changelog, and only of background
@@ -146,14 +163,16 @@ class LogConfig:
     segment_ms: int = _option("segment.ms", 7 * 86_400_000, _at_least(1, _ms))
     min_cleanable_dirty_ratio: float = _option("min.cleanable.dirty.ratio", 0.5, _ratio)
     min_compaction_lag_ms: int = _option("min.compaction.lag.ms", 0, _at_least(0, _ms))
-    max_compaction_lag_ms: int = _option("max.compaction.lag.ms", UNLIMITED, _at_least(1, _ms))
+    max_compaction_lag_ms: int = _option(
+        "max.compaction.lag.ms", UNLIMITED, _at_least(1, _ms), none=UNLIMITED
+    )
     delete_retention_ms: int = _option("delete.retention.ms", 86_400_000, _at_least(0, _ms))
-    retention_ms: int = _option("retention.ms", -1, _at_least(-1, _ms))
-    retention_bytes: int = _option("retention.bytes", -1, _at_least(-1, _bytes))
+    retention_ms: int = _option("retention.ms", -1, _at_least(-1, _ms), none=-1)
+    retention_bytes: int = _option("retention.bytes", -1, _at_least(-1, _bytes), none=-1)
     cleaner_backoff_ms: int = _option("cleaner.backoff.ms", 15_000, _at_least(1, _ms))
     cleaner_threads: int = _option("cleaner.threads", 1, _at_least(0, _int))
     cleaner_io_max_bytes_per_second: int = _option(
-        "cleaner.io.max.bytes.per.second", 128 << 20, _at_least(1 << 10, _bytes)
+        "cleaner.io.max.bytes.per.second", 128 << 20, _at_least(1 << 10, _bytes), none=UNLIMITED
     )
     cleaner_dedupe_buffer_size: int = _option(
         "cleaner.dedupe.buffer.size", 128 << 20, _at_least(1024, _bytes)
@@ -162,7 +181,7 @@ class LogConfig:
     store_backlog_bytes: int = _option("store.backlog.bytes", 1 << 30, _at_least(1 << 20, _bytes))
     anchors_auto: int = _option("anchors.auto", 3, _at_least(0, _int))
     commits_retained: int = _option("commits.retained", 1000, _at_least(1, _int))
-    snapshot_dest: str = _option("snapshot.dest", "", _place)
+    snapshot_dest: str = _option("snapshot.dest", "", _place, none="")
     snapshot_commits: int = _option("snapshot.commits", 0, _at_least(0, _int))
     snapshot_dirty_ratio: float = _option("snapshot.dirty.ratio", 0.5, _ratio)
 
@@ -175,7 +194,8 @@ class LogConfig:
         """These settings with some changed, by their Kafka names.
 
         Raises:
-            ConfigError: an unknown name (the nearest valid one is named) or a value out of range.
+            ConfigError: an unknown name (the nearest valid one is named), a value out of range, or two values
+                that exclude one another.
         """
         known = {f.metadata["name"]: f for f in fields(self)}
         checked: dict[str, Any] = {}
@@ -205,6 +225,14 @@ class LogConfig:
                 expected=f"at most {changed.commits_retained}, the commits that can be named",
                 found=changed.anchors_auto, remedy="raise commits.retained, or lower anchors.auto",
             )  # fmt: skip
+        if changed.max_compaction_lag_ms < changed.min_compaction_lag_ms:
+            # A record would be due for cleaning while it may not be cleaned.
+            raise ConfigError(
+                "max.compaction.lag.ms is smaller than min.compaction.lag.ms.",
+                expected=f"at least {changed.min_compaction_lag_ms}, the time that a record stays",
+                found=changed.max_compaction_lag_ms,
+                remedy="raise max.compaction.lag.ms, or lower min.compaction.lag.ms",
+            )
         return changed
 
     def changed(self) -> dict[str, object]:
@@ -218,3 +246,11 @@ class LogConfig:
     def named(self) -> dict[str, object]:
         """All settings by their Kafka names."""
         return {f.metadata["name"]: getattr(self, f.name) for f in fields(self)}
+
+    def shown(self) -> dict[str, str]:
+        """All settings by their Kafka names as text for the eye, which `with_changes` takes back."""
+        return {
+            f.metadata["name"]: NONE if value == f.metadata["none"] else str(value)
+            for f in fields(self)
+            for value in (getattr(self, f.name),)
+        }

@@ -53,7 +53,20 @@ SETTINGS: dict[str, list[object]] = {
     "delete.retention.ms": [0, 1000, NEVER_MS],
     "min.cleanable.dirty.ratio": [0.5, 0.0, 1.0],
 }
-CONFIG = st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in SETTINGS.items()})
+_LEAST, _LONGEST = "min.compaction.lag.ms", "max.compaction.lag.ms"
+
+
+def _lags_agree(settings: dict[str, object]) -> dict[str, object]:
+    """One lag is set with the other, so that the longest is never below the least, whatever was before."""
+    if not {_LEAST, _LONGEST} & set(settings):
+        return settings
+    least, longest = int(str(settings.get(_LEAST, 0))), int(str(settings.get(_LONGEST, NEVER_MS)))
+    return {**settings, _LEAST: least, _LONGEST: max(least, longest)}
+
+
+CONFIG = st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in SETTINGS.items()}).map(
+    _lags_agree
+)
 
 
 class Endless(AssertionError):
