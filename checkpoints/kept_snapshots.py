@@ -11,7 +11,8 @@ import contextlib
 from dataclasses import dataclass
 
 from keyfold.checkpoints.opening import View
-from keyfold.checkpoints.snapshot import Place, listed_files
+from keyfold.checkpoints.snapshot import Place
+from keyfold.checkpoints.snapshot_list import read_list
 from keyfold.checkpoints.views import now_ms, oldest_view
 from keyfold.statestore import names
 from keyfold.statestore.errors import ConfigError, KeyfoldError, NotAChangelog
@@ -140,7 +141,7 @@ def _whole(place: Place) -> KeptSnapshot | None:
         return None
     with contextlib.suppress(KeyfoldError, FileNotFoundError):
         view = View(place.files, place.root)
-        files = listed_files(place, view.state.epoch)
+        files = read_list(place.files, place.root, view.state.epoch)
         if view.identity.snapshot and files is not None and view.state.commits:
             last = view.state.commits[-1]
             return KeptSnapshot(

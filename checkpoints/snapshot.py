@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from keyfold.checkpoints import reading
 from keyfold.checkpoints import state as states
@@ -27,6 +26,7 @@ from keyfold.checkpoints.identity import Identity, read_identity, write_identity
 from keyfold.checkpoints.journal import JournalWriter, begin_journal, read_head
 from keyfold.checkpoints.opening import View
 from keyfold.checkpoints.ownership import journal_epochs, remove_journals_below
+from keyfold.checkpoints.snapshot_list import Listed, SnapshotFile, list_epochs, read_list, write_list
 from keyfold.checkpoints.state import Commit, State
 from keyfold.checkpoints.views import now_ms, oldest_view
 from keyfold.statestore import names
@@ -40,19 +40,6 @@ from keyfold.statestore.segment_reader import SegmentReader
 _PIECE_BYTES: Final = 8 << 20
 #: Above any number that a writer gives, so that a segment that was cut for a snapshot has a name of its own.
 _CUT_NUMBER: Final = 10**9
-
-
-@dataclass(frozen=True)
-class SnapshotFile:
-    """One file of a snapshot, as its list names it."""
-
-    bytes: int
-    records: int
-    sha256: str
-
-
-#: Path in a snapshot → what is there.
-Listed: TypeAlias = dict[str, SnapshotFile]
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ def take(
 
     Raises:
         ConfigError: something else is at the destination.
-        Damaged: a segment of the source does not match its checksums.
+        Damaged: a segment of the source, or a list that is there, does not match its checksums.
         StorageFailed: the destination cannot be written.
     """
     try:
@@ -120,7 +107,7 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
         StorageFailed: the destination cannot be written.
     """
     view = View(snapshot.files, snapshot.root)
-    listed = listed_files(snapshot, view.state.epoch)
+    listed = read_list(snapshot.files, snapshot.root, view.state.epoch)
     if listed is None:
         raise NotAChangelog(
             "This is not a snapshot.", path=snapshot.root, expected="what Changelog.snapshot has written",
@@ -190,15 +177,13 @@ class _Taking:
     def run(self, state: State, commit: Commit) -> Snapshot:
         files, root = self._to.files, self._to.root
         # Above every epoch of the source, because every writer begins with a line.
-        epoch = max(state.n, *journal_epochs(files, root), *_list_epochs(files, root), 0) + 1
+        epoch = max(state.n, *journal_epochs(files, root), *list_epochs(files, root), 0) + 1
         own_names = (names.MANIFEST, names.READERS) if files.has_locks else (names.MANIFEST,)
         for directory in (root, *(root / name for name in own_names)):
             for made in files.make_directory(directory):
                 files.sync_directory(made.parent)
         kept = self._state(state, commit, epoch)
-        listed = {path: asdict(file) for path, file in sorted(self._files.items())}
-        document = {"commit": commit.number, "time": commit.time_ms, "files": listed}
-        files.write_whole(names.snapshot_files(root, epoch), json.dumps(document, indent=1).encode())
+        write_list(files, root, epoch, commit, self._files)
         new = not files.exists(root / names.IDENTITY)
         if not new and read_identity(files, root) != self._identity:
             # Settings and added columns may have changed; what was there reads with them too.
@@ -289,7 +274,7 @@ class _Taking:
         with contextlib.suppress(OSError):
             spared = self._spared()
             named = set(self._files).union(*(self._generations[older] for older in spared))
-            for older in _list_epochs(files, root):
+            for older in list_epochs(files, root):
                 if older < epoch and older not in spared:
                     files.unlink(names.snapshot_files(root, older))
             remove_journals_below(files, root, epoch)
@@ -326,7 +311,7 @@ def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
 def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
     """The files of the snapshot that is there, and of earlier ones whose files were kept.
 
-    Raises `ConfigError` where it is of another changelog.
+    Raises `ConfigError` where it is of another changelog, `Damaged` where a list is not as it was written.
     """
     if not to.files.exists(to.root / names.IDENTITY):
         own = {names.MANIFEST, names.READERS, f"{names.IDENTITY}.tmp"}
@@ -342,7 +327,9 @@ def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
             ]
             # A list above is of a try that came to nothing.
             lists = {
-                e: listed_files(to, e) for e in _list_epochs(to.files, to.root) if e <= max(seen, default=0)
+                e: read_list(to.files, to.root, e)
+                for e in list_epochs(to.files, to.root)
+                if e <= max(seen, default=0)
             }
             return {epoch: files for epoch, files in lists.items() if files is not None}
         found = f"{'a snapshot of' if there.snapshot else 'the changelog'} {there.uuid}"
@@ -351,20 +338,6 @@ def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
         expected="an empty place, or an earlier snapshot of the same changelog", found=found,
         remedy="choose another place",
     )  # fmt: skip
-
-
-def _list_epochs(files: Files, root: Path) -> list[int]:
-    found = (names.snapshot_files_epoch(name) for name in files.list_directory(root / names.MANIFEST))
-    return sorted(epoch for epoch in found if epoch is not None)
-
-
-def listed_files(place: Place, epoch: int) -> Listed | None:
-    """What a snapshot says that it holds, None for none, or one that has not come so far."""
-    try:
-        document: dict[str, Any] = json.loads(place.files.read(names.snapshot_files(place.root, epoch)))
-        return {path: SnapshotFile(**file) for path, file in document["files"].items()}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _copied(

@@ -6,6 +6,7 @@ stop at the first damage. What is checked:
 - the identity against its own checksum;
 - the head's slots, the journal line by line and as a whole, and the state that its lines give
   (`verify_manifest`);
+- of a snapshot the list of its files (`snapshot_list`), and that it names what the manifest names;
 - every segment that the manifest names: its bytes against marks or index, its records against what the
   manifest says of them (`verify_segments`);
 - what the manifest says is folded, by folding it (`verify_folds`).
@@ -21,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints.damages import Damage, Damages
+from keyfold.checkpoints.damages import MISSING, Damage, Damages
 from keyfold.checkpoints.identity import Identity, read_identity
+from keyfold.checkpoints.snapshot_list import list_epochs, read_list
 from keyfold.checkpoints.state import State
 from keyfold.checkpoints.verify_folds import check_folds
 from keyfold.checkpoints.verify_manifest import Manifest, check_manifest
@@ -97,6 +99,8 @@ def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = N
         newest = _check_identity(files, root, Damages()) or identity
         columns = None if newest is None else newest.columns
         _check_segments(files, root, manifest, manifest.state, result, columns, progress)
+        if newest is not None and newest.snapshot:
+            _check_lists(files, root, manifest.state, result)
         result.unnamed = list(_unnamed(files, root, manifest, manifest.state))
         return result
     finally:
@@ -151,6 +155,45 @@ def _check_segments(
         found = Damages()
         check_folds(files, directory, number, p, found)
         result.damages.extend(found)
+
+
+def _check_lists(files: Files, root: Path, state: State, result: Verification) -> None:
+    """The lists of a snapshot's files: of each generation, and what the newest one names."""
+    for epoch in list_epochs(files, root):
+        if epoch <= state.epoch:
+            _check_list(files, root, epoch, state, result)
+    if state.epoch not in list_epochs(files, root):
+        path = names.snapshot_files(root, state.epoch)
+        result.damages.append(
+            Damage(path, "byte 0", "A snapshot has no list of its files.", "the list", MISSING)
+        )
+
+
+def _check_list(files: Files, root: Path, epoch: int, state: State, result: Verification) -> None:
+    path, found = names.snapshot_files(root, epoch), Damages()
+    try:
+        listed = read_list(files, root, epoch)
+    except Damaged as e:
+        found.add_error(e, path)
+        listed = None
+    except OSError as e:
+        found.add_unreadable(path, e)
+        listed = None
+    if listed is not None and epoch == state.epoch:
+        result.checked += Counted(files=1, bytes=files.size(path))
+        named = {
+            str(names.partition(Path(), number) / name)
+            for number, p in enumerate(state.partitions)
+            for segment in p.segments
+            for name in (segment.name, names.segment_index(segment.name))
+        }
+        differing = sorted(named ^ set(listed))
+        if differing:
+            found.add(
+                path, "byte 0", "A snapshot's list names other files than its manifest.",
+                f"{len(named)} files of segments", f"{len(differing)} differ, such as {differing[0]}",
+            )  # fmt: skip
+    result.damages.extend(found)
 
 
 _STRANGER: Final = "not of this changelog"

@@ -18,10 +18,12 @@ from faults import FailAt, KillAt, Killed, changes
 from keyfold.checkpoints import Changelog, restore, resume
 from keyfold.checkpoints.cli_group import cli
 from keyfold.checkpoints.snapshot import Place, take
+from keyfold.checkpoints.snapshot_list import read_list, write_list
 from keyfold.checkpoints.verify import verify
 from keyfold.checkpoints.writer import Batch
 from keyfold.statestore.errors import CompactedAway, ConfigError, Damaged, KeyfoldError, NotAChangelog
 from keyfold.statestore.files import LOCAL
+from support.changelogs import flip
 from support.lives import bury
 
 CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": 4096}
@@ -115,6 +117,49 @@ def test_its_list_has_size_rows_and_sha256_of_every_file(log: Changelog, to: Pat
         data = (to / path).read_bytes()
         assert (file["bytes"], file["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     assert sum(f["records"] for p, f in document["files"].items() if p.endswith(".arrows")) == 70
+
+
+def _list_of(snapshot: Path) -> Path:
+    (listed,) = (snapshot / "manifest").glob("*.files")
+    return listed
+
+
+def test_each_byte_of_its_list_is_checked_by_verify_and_by_a_clone(
+    log: Changelog, to: Path, tmp_path: Path
+) -> None:
+    log.snapshot(to)
+    state, listed = restore(to).to_dict(), _list_of(to)
+    whole = listed.read_bytes()
+    for position in range(len(whole)):
+        flip(listed, position)
+        (damage,) = verify(to).damages
+        assert (damage.path, damage.position) == (listed, f"bytes 0 to {len(whole)}"), position
+        if position % 97 == 0 or position >= len(whole) - 24:
+            with pytest.raises(Damaged, match="list of files"):
+                Changelog.clone(to, tmp_path / "clone")
+            with pytest.raises(Damaged, match="to another place"):
+                log.snapshot(to)
+            assert not (tmp_path / "clone").exists()
+            assert restore(to).to_dict() == state, "its records have checksums of their own"
+        listed.write_bytes(whole)
+    for size in range(0, len(whole), 50):
+        listed.write_bytes(whole[:size])
+        assert {damage.path for damage in verify(to).damages} == {listed}
+    listed.unlink()
+    assert [(d.path, d.found) for d in verify(to).damages] == [(listed, "no such file")]
+
+
+def test_a_list_of_other_files_is_damage_though_its_checksum_is_right(log: Changelog, to: Path) -> None:
+    log.snapshot(to)
+    listed = _list_of(to)
+    epoch = int(listed.stem)
+    files = read_list(LOCAL, to, epoch)
+    assert files is not None
+    left_out = files.popitem()[0]
+    write_list(LOCAL, to, epoch, log.state.commits[-1], files)
+    (damage,) = verify(to).damages
+    assert damage.path == listed
+    assert left_out in damage.found
 
 
 def test_nobody_writes_to_it(log: Changelog, to: Path) -> None:
