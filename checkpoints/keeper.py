@@ -19,7 +19,7 @@ from keyfold.checkpoints.state import State
 from keyfold.checkpoints.store_places import BesideTheLog, StorePlace
 from keyfold.checkpoints.writer import Writer
 from keyfold.statestore.contract import ReadOnlyStore, StoreClosed
-from keyfold.statestore.errors import WriterFenced
+from keyfold.statestore.errors import Damaged, KeyfoldError, StorageFailed, WriterFenced
 from keyfold.statestore.lastsnapshot import RecordCursor
 from keyfold.statestore.lastvalues import LastValues, StoreUnusable
 
@@ -147,7 +147,8 @@ class Keeper:
                 pass
             with self._applying:
                 database = self._kept.database
-                if self._whole and database is not None and self._reached(target):
+                sound = self._whole and not self._distrusted
+                if sound and database is not None and self._reached(target):
                     return database.cursor()
             with self._changed:
                 self._check(failures)
@@ -170,15 +171,39 @@ class Keeper:
                 if self._stop or kept.clearings == clearings:
                     raise
             except StoreUnusable as e:
-                log.warning("changelog %s: last values cannot be read: %s", self._followed.root, e)
+                log.warning("changelog %s: last values cannot be read: %s", self._followed.root, str(e))
                 with self._changed:
                     failures = self._failures
-                    self._distrusted = kept.clearings == clearings
-                    self._start()
+                    self._distrust(clearings)
                     while kept.clearings == clearings:
                         self._check(failures)
                         self._changed.wait(_LOOK_SECONDS)
         return ask()
+
+    @property
+    def clearings(self) -> int:
+        """Goes up before rows of any store are removed to build them again."""
+        return self._kept.clearings
+
+    def distrust(self, error: StoreUnusable, clearings: int) -> KeyfoldError:
+        """Have the stores built again, unless they were since there were so many `clearings`; returns the
+        error for whoever has met that one in the middle of what is read as of one commit.
+        """
+        log.warning("changelog %s: last values cannot be read: %s", self._followed.root, str(error))
+        with self._changed:
+            self._distrust(clearings)
+        kind = Damaged if str(error.found).startswith("Corruption") else StorageFailed
+        return kind(
+            "The last values cannot be read on.", path=error.path, position="a snapshot, or a range",
+            expected="blocks that match their checksums", found=error.found,
+            remedy="read again: the last values are built again from the log, which is not affected",
+        )  # fmt: skip
+
+    def _distrust(self, clearings: int) -> None:
+        """The caller holds `_changed`."""
+        if self._kept.clearings == clearings:
+            self._distrusted = True
+            self._start()
 
     def lag(self) -> dict[int, int]:
         """Partition → how many offsets the store has not applied yet."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ from keyfold.checkpoints.kept_stores import KeptStores, Step
 from keyfold.checkpoints.opening import open_writer
 from keyfold.checkpoints.retention import apply_retention
 from keyfold.checkpoints.views import now_ms
-from keyfold.statestore.contract import StoreClosed
+from keyfold.statestore.contract import RecordStore, StoreClosed
 from keyfold.statestore.errors import Damaged, WriterFenced
 from keyfold.statestore.files import Files
 from keyfold.statestore.lastvalues import LastValues
@@ -139,6 +139,15 @@ def test_no_read_takes_a_store_that_is_being_built_again_for_the_last_values(
         assert log.get(b"old") is None
 
 
+def damage_store(path: Path) -> None:
+    for sst in path.glob("store-*/*.sst"):
+        # In place, because it is mapped.
+        with sst.open("r+b") as file:
+            for position in range(1_000, sst.stat().st_size - 2_000, 1_000):
+                file.seek(position)
+                file.write(b"\xff\x01\xff")
+
+
 READS: list[Callable[[Changelog], Any]] = [
     lambda log: log.get(b"k7"),
     lambda log: log.store().get_all([b"k7"])[0],
@@ -153,14 +162,49 @@ def test_a_store_with_a_damaged_block_is_built_again_and_the_read_is_answered(
     with Changelog.open(tmp_path / "log", partitions=3, config=QUIET) as log:
         log.append(table([f"k{n}" for n in range(30_000)], "1"))
         log.host.catch_up()
-        for sst in (tmp_path / "log").glob("store-*/*.sst"):
-            # In place, because it is mapped.
-            with sst.open("r+b") as file:
-                for position in range(1_000, sst.stat().st_size - 2_000, 1_000):
-                    file.seek(position)
-                    file.write(b"\xff\x01\xff")
+        damage_store(tmp_path / "log")
         assert read(log) == b"1"
         assert len(list(log.store().all())) == 30_000
+
+
+def _counted(log: Changelog) -> None:
+    with log.transaction(app_id="t", batch_id=0) as store:
+        store.put(b"new", store.get(b"k7") or b"")
+
+
+def _records(log: Changelog) -> RecordStore:
+    return cast(RecordStore, log.store().snapshot())
+
+
+SCANS: list[Callable[[Changelog], Any]] = [
+    lambda log: list(log.store().all()),
+    lambda log: list(log.store().prefix(b"k7")),
+    lambda log: log.store().snapshot().get(b"k7"),
+    lambda log: log.store().snapshot().get_all([b"k7"]),
+    lambda log: log.store().snapshot().get_all(pa.array([b"k%d" % n for n in range(100)], pa.binary())),
+    lambda log: list(log.store().snapshot().snapshot().all()),
+    lambda log: list(_records(log).records()),
+    lambda log: _records(log).get_record(b"k7"),
+    lambda log: _records(log).get_records(pa.array([b"k7"], pa.binary())),
+    _counted,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(SCANS)))
+def test_what_reads_one_commit_and_meets_a_damaged_block_says_so_and_the_next_one_is_right(
+    number: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    with Changelog.open(path, partitions=3, config=QUIET) as log:
+        log.append(table([f"k{n}" for n in range(30_000)], "1"))
+        log.host.catch_up()
+        damage_store(path)
+        with pytest.raises(Damaged) as refused:
+            SCANS[number](log)
+        assert str(refused.value.path).startswith(f"{path}/store-")
+        assert "built again from the log" in str(refused.value.remedy)
+        SCANS[number](log)
+        assert {value for _, value in log.store().all()} == {b"1"}
 
 
 def descriptors(within: Path) -> int:
