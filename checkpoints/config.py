@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.paths import has_secret, without_secrets
 
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*$", re.IGNORECASE)
 _DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)\s*$", re.IGNORECASE)
@@ -91,6 +92,8 @@ def _place(value: object) -> str:
     """A relative path would mean another place in every process."""
     if not isinstance(value, str) or (value and not value.startswith("/") and "://" not in value):
         raise ValueError("an absolute path or a URL")
+    if has_secret(value):
+        raise ValueError("a URL without credentials, which belong in the environment")
     return value
 
 
@@ -214,8 +217,9 @@ class LogConfig:
             try:
                 checked[known[name].name] = known[name].metadata["parse"](value)
             except ValueError as e:
+                shown = without_secrets(value) if isinstance(value, str) else value
                 raise ConfigError(
-                    f"The setting {name!r} cannot have this value.", expected=str(e), found=repr(value),
+                    f"The setting {name!r} cannot have this value.", expected=str(e), found=repr(shown),
                     remedy="correct the value",
                 ) from None  # fmt: skip
         changed = replace(self, **checked)

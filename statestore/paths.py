@@ -17,13 +17,50 @@ AnyPath: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/")
 _WINDOWS: Final = re.compile(r"^[A-Za-z]:[\\/]|^\\\\")
 _FILE_URL: Final = re.compile(r"^file:(?://(?:localhost)?)?(/(?!/).*)$", re.IGNORECASE | re.DOTALL)
-_SECRETS: Final = re.compile(r"(?<=/)[^/@]*@|[?#].*$", re.DOTALL)
+#: A key of a store may have slashes. A colon before a number and a slash is that of a port.
+_USER: Final = re.compile(
+    r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?:[^/@:]*:(?!\d+/)[^@]*|(?P<name>[^/@:]*))@"
+)
+#: Schemes in which a name before @ is not one of a user or a key.
+_NAMED: Final = re.compile(r"abfss?|adl|wasbs?|hdfs|viewfs|sftp|ssh|ftp|smb|gs|gcs", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(
+    r"[?&][^=&]*(?:key|secret|token|passw|pwd|signature|sig|credentials?)=", re.IGNORECASE
+)
+
+
+def has_secret(text: str) -> bool:
+    """Whether a URL names a password or a key, or a user where that is half of a key. No path does."""
+    found = _USER.match(text)
+    if found is not None and not (found["name"] is not None and _NAMED.fullmatch(found["scheme"])):
+        return True
+    return _SCHEME.match(text) is not None and _SECRET_NAME.search(text) is not None
+
+
+def without_secrets(text: str) -> str:
+    """A text for messages: of a URL without what is before @, and without its options."""
+    if _SCHEME.match(text) is None:
+        return text
+    if has_secret(text):
+        text = re.sub(r"(?<=:/).*@", "/", text, flags=re.DOTALL)
+    return re.sub(r"[?#].*$", "", text, flags=re.DOTALL)
 
 
 def text_of(place: object) -> str:
-    """A path or URL as text. Raises `ConfigError` where it is none, or empty."""
+    """A path or URL as text.
+
+    Raises:
+        ConfigError: it is none, or empty, or a URL that has a secret in it.
+    """
     if isinstance(place, str | bytes | os.PathLike):
         text = os.fsdecode(place)
+        if has_secret(text):
+            raise ConfigError(
+                "A URL with a user, a password or a key in it is not taken: it would be kept, and shown.",
+                path=without_secrets(text), expected="a URL without credentials", found="one with some",
+                remedy="give them by the environment, as pyarrow.fs and fsspec read it "
+                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3), or by filesystem= with a file system "
+                "that has them",
+            )  # fmt: skip
         if text and "\0" not in text:
             return text
         found = repr(text)
@@ -79,6 +116,6 @@ def local_path(place: AnyPath, *, decode: bool = True) -> Path:
 
 def _refused(text: str, found: str, remedy: str) -> ConfigError:
     return ConfigError(
-        "This is not on a local disk.", path=_SECRETS.sub("", text),
+        "This is not on a local disk.", path=without_secrets(text),
         expected="a local directory, as a path or a file: URL", found=found, remedy=remedy,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from click.testing import CliRunner
 
 from keyfold.checkpoints import Changelog, Standby, open_store, restore, resume, resume_if_lost
 from keyfold.checkpoints.cli_group import cli
+from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.query_pin import checkpoint_path
 from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import ConfigError
-from keyfold.statestore.paths import local_path
-from keyfold.statestore.remote import located
+from keyfold.statestore.paths import local_path, text_of
 from support.changelogs import BY_HAND, rows
 
 STATE = {b"k1": b"1", b"k2": b"2"}
@@ -314,13 +315,50 @@ def test_names_with_colons_and_tildes_inside_are_names() -> None:
         assert local_path(name) == Path(name).absolute()
 
 
-def test_no_secret_of_a_url_is_in_a_message() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Changelog.open("s3://key:hidden@bucket/log?secret_key=hidden")
-    assert "hidden" not in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        located("nothing://key:hidden@bucket/log?secret_key=hidden")
-    assert "hidden" not in str(caught.value)
+SECRET = [
+    "s3://key:hidden@bucket/log", "s3://key:hid/den@bucket/log", "s3:/key:hidden@bucket/log",
+    "s3://hidden@bucket/log", "S3://key:hidden@bucket/log?region=x", "sftp://me:hidden@host:22/log",
+    "hdfs://me:hidden@host:8020/log", "nothing://key:hidden@bucket/log", "file://me:hidden@host/log",
+    "abfs://log:hidden@account.dfs.core.windows.net/log", "s3://bucket/log?secret_key=hidden",
+    "https://host/log?a=1&sig=hidden", "gs://bucket/log?access_token=hidden",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("use", EVERY)
+def test_a_url_with_a_secret_is_refused_and_never_shown(use: str) -> None:
+    for given in SECRET:
+        for place in (given, given.encode(), Path(given)):
+            with pytest.raises((ConfigError, pytest.skip.Exception)) as refused:
+                EVERY[use](place)
+            if isinstance(refused.value, ConfigError):
+                assert "environment" in str(refused.value)
+                shown = "".join(traceback.format_exception(refused.value, limit=0))
+                assert "hid" not in shown
+
+
+@pytest.mark.parametrize("secret", SECRET)
+def test_a_setting_with_a_secret_is_refused_and_neither_kept_nor_shown(secret: str) -> None:
+    with pytest.raises(ConfigError, match=r"environment|absolute path") as refused:
+        Changelog.open("new", config={"snapshot.dest": secret})
+    assert "hid" not in str(refused.value)
+    before = Path("log/changelog.json").read_bytes()
+    with pytest.raises(ConfigError) as refused:
+        command("config", "log", "--set", f"snapshot.dest={secret}")
+    assert "hid" not in str(refused.value)
+    assert Path("log/changelog.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "abfs://container@account.dfs.core.windows.net/x", "hdfs://host:8020/x@y", "gs://anonymous@bucket/x",
+        "s3://bucket/a@b", "s3://bucket/x?region=eu&endpoint_override=host:9000", "sftp://me@host/x",
+        "s3://bucket/monkey=1?anonymous=true", "hdfs://me@host:8020/x",
+    ],
+)  # fmt: skip
+def test_a_url_without_a_secret_is_taken(url: str) -> None:
+    assert text_of(url) == url
+    assert LogConfig().with_changes({"snapshot.dest": url}).snapshot_dest == url
 
 
 def test_a_url_is_no_path_in_a_file_system_of_ones_own() -> None:
