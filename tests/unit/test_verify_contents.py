@@ -91,12 +91,14 @@ def place_segment(
     *,
     data: bytes | None = None,
     entry: tuple[int, bytes] = (0, b""),
+    clean_end: int | None = None,
 ) -> Path:
     """Make partition 0 of a new changelog one sealed segment of one block, with checksums that fit.
 
     Args:
         data: the block's bytes, those of `batch` without it.
         entry: bytes to put at a position of the index.
+        clean_end: how far a pass may have left records out; everywhere by default.
     """
     Changelog.open(root, partitions=2, config=BY_HAND).close()
     (root / "0").mkdir(exist_ok=True)
@@ -110,9 +112,8 @@ def place_segment(
         index[entry[0] : entry[0] + len(entry[1])] = entry[1]
         path.with_suffix(".index").write_bytes(index)
         segment = segment_line(replace(sealed, index_crc=crc32c(index)))
-        # As a pass leaves it, which may leave holes.
-        ends = dict.fromkeys(("end", "clean_end", "unique_end"), next_offset)
-        _first(line).update(**ends, segments=[segment])
+        folded = next_offset if clean_end is None else clean_end
+        _first(line).update(end=next_offset, clean_end=folded, unique_end=folded, segments=[segment])
 
     rewrite(root, place)
     return path
@@ -146,6 +147,21 @@ def test_records_where_they_may_not_be_are_damage(
     (damage,) = verify(tmp_path / "log").damages
     assert damage.path == path
     assert what in damage.what
+
+
+@pytest.mark.parametrize("clean_end", range(6))
+@pytest.mark.parametrize("offsets", [[0, 4], [1, 4], [0, 1], [3, 4], [2, 3]])
+def test_a_record_that_is_missing_where_nothing_was_folded_is_damage(
+    offsets: list[int], clean_end: int, tmp_path: Path
+) -> None:
+    """In front of the first record, between two, and after the last one; said once, with the first offset."""
+    path = place_segment(tmp_path / "log", _batch(HERE, offsets), 5, clean_end=clean_end)
+    missing = sorted(set(range(clean_end, 5)) - set(offsets))
+    found = verify(tmp_path / "log").damages
+    assert [damage.path for damage in found] == [path] * bool(missing)
+    for damage in found:
+        assert "record is missing" in damage.what
+        assert damage.position == f"partition 0, offset {missing[0]}"
 
 
 @pytest.mark.parametrize(
