@@ -153,6 +153,45 @@ def test_a_log_at_rest_is_cleaned_of_what_a_dropped_anchor_kept_and_of_old_delet
     assert manager.filthiest() is None
 
 
+def test_old_deletes_of_a_log_without_anchors_go_at_rest(log: Changelog, clock: Clock) -> None:
+    seconds = Seconds()
+    manager = CleanerManager(log.host.writer, seconds)
+    log.host.configure({"delete.retention.ms": 1000, "anchors.auto": 0})
+    log.append(pa.table({"key": keys_of(0, 100), "value": pa.array([None] * 100, pa.binary())}))
+    log.compact()
+    assert manager.filthiest() is None
+    seconds.now += 10**6
+    clock.now_ms += 999
+    assert manager.filthiest() is None
+    clock.now_ms += 1
+    assert manager.filthiest() == (0.0, 0)
+    done = manager.clean_in_background(0)
+    assert done is not None
+    assert done.tombstones_dropped == 100
+    seconds.now += 10**6
+    assert manager.filthiest() is None
+
+
+def test_what_a_dropped_anchor_kept_goes_at_rest_from_a_log_without_deletes(log: Changelog) -> None:
+    seconds = Seconds()
+    manager = CleanerManager(log.host.writer, seconds)
+    log.host.configure({"anchors.auto": 0})
+    append(log, 0, 100)
+    log.anchor("x")
+    append(log, 0, 100)
+    log.compact()
+    assert log.state.partitions[0].records == 200
+    assert manager.filthiest() is None
+    seconds.now += 10**6
+    assert manager.filthiest() is None
+    log.drop_anchor("x")
+    assert manager.filthiest() == (0.0, 0)
+    assert manager.clean_in_background(0) is not None
+    assert log.state.partitions[0].records == 100
+    seconds.now += 10**6
+    assert manager.filthiest() is None
+
+
 def test_a_log_that_is_written_to_is_left_to_its_dirty_ratio(log: Changelog) -> None:
     seconds = Seconds()
     manager = CleanerManager(log.host.writer, seconds)
