@@ -256,7 +256,7 @@ class Changelog(Maintained):
             path: an empty or missing directory.
 
         Raises:
-            NotAChangelog: there is no whole snapshot, or `path` is taken.
+            NotAChangelog: there is no whole snapshot. ConfigError: `path` is taken.
             Damaged: a file of the snapshot is not as it was written. StorageFailed: see there.
         """
         root = writable(path, files)

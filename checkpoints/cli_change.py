@@ -19,7 +19,7 @@ from keyfold.checkpoints.config import LogConfig
 from keyfold.checkpoints.identity import read_identity
 from keyfold.checkpoints.requests import Request
 from keyfold.checkpoints.state import Anchor, State
-from keyfold.statestore.errors import ChangelogLocked, KeyfoldError
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
 
 #: While it waits for another process, `compact` looks this often whether that one has ended.
 _RETRY_SECONDS: Final = 2.0
@@ -27,8 +27,14 @@ _RETRY_SECONDS: Final = 2.0
 
 @contextmanager
 def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
-    """The changelog open to write; it must be there. Raises `ChangelogLocked` with this `remedy`."""
-    read_identity(place.files, place.path)
+    """The changelog open to write; it must be there, and be no snapshot. Raises `ConfigError`, or
+    `ChangelogLocked` with this `remedy`.
+    """
+    if read_identity(place.files, place.path).snapshot:
+        raise ConfigError(
+            "This is a snapshot, which is only read.", path=place.path, expected="a changelog",
+            found="a snapshot", remedy="make a changelog of it with keyfold snapshot PATH --clone-to DIR",
+        )  # fmt: skip
     try:
         log = Changelog.open(place.path, files=place.files)
     except ChangelogLocked as e:
@@ -44,6 +50,7 @@ def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
 
 @verb(
     "keyfold compact var/counts",
+    writes=lambda options: True,
 )
 @click.option("--full", is_flag=True, help="Fold from the log's start, whatever the manifest says is folded.")
 def compact(place: Place, full: bool) -> None:
@@ -148,6 +155,7 @@ def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None
     "keyfold anchor var/counts --add before-migration",
     "keyfold anchor var/counts --add month-end --at 2013-01-31T23:59:59Z",
     "keyfold anchor var/counts --drop before-migration",
+    writes=lambda options: options["add"] is not None or options["drop"] is not None,
 )
 @click.option("--add", metavar="NAME", help="Keep the exact state of a commit restorable under this name.")
 @click.option(
@@ -218,8 +226,12 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
     written again, and the old one is gone when the new one is complete. A writer may go on meanwhile.
     `keyfold restore` and `keyfold verify` work on a snapshot as it is.
     """
-    if (to is None) == (clone_to is None):
+    if to is None and clone_to is None:
         raise click.UsageError("Say where: --to PLACE, or --clone-to DIR.")
+    if to is not None and clone_to is not None:
+        raise click.UsageError(
+            "--to takes a snapshot of PATH; --clone-to makes a changelog of that at PATH. Give one of them."
+        )
     if at is not None and to is None:
         raise click.UsageError("--at says of which commit --to is a snapshot.")
     if clone_to is not None:
@@ -251,6 +263,7 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
     "keyfold config var/counts",
     "keyfold config var/counts --set segment.bytes=64MiB --set delete.retention.ms=1h",
     "keyfold config var/counts --set retention.ms=none --set segment.bytes=default",
+    writes=lambda options: options["changes"],
 )
 @click.option(
     "--set",

@@ -31,7 +31,9 @@ class Exit:
 DONE: Final = Exit(0, "done; verify: sound")
 NO_VALUE: Final = Exit(1, "get: the key has no value")
 USAGE: Final = Exit(
-    2, "a wrong argument, option or setting", (errors.ConfigError, errors.BadRecord, errors.SchemaMismatch)
+    2,
+    "a wrong argument, option or setting; what is to be made is there already",
+    (errors.ConfigError, errors.BadRecord, errors.SchemaMismatch),
 )
 NO_CHANGELOG: Final = Exit(3, "there is no changelog at PATH", (errors.NotAChangelog,))
 DAMAGED: Final = Exit(4, "bytes are not as they were written; verify: damage was found", (errors.Damaged,))

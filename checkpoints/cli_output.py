@@ -6,7 +6,7 @@ import base64
 import datetime
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from keyfold.checkpoints.cli_exits import output_failed
 from keyfold.checkpoints.cli_tables import printable
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
-from keyfold.statestore.paths import local_path
+from keyfold.statestore.paths import local_path, remote_scheme, without_secrets
 from keyfold.statestore.remote import located
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -60,10 +60,13 @@ class LocalPath(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return Path(value) if self._dash and value == "-" else local_path(value)
 
 
-def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
+def verb(
+    *examples: str, writes: Callable[[Mapping[str, Any]], object] = lambda options: False
+) -> Callable[[Callable[..., None]], click.Command]:
     """A verb of the command: the function gets a `Place` and the options declared below this decorator.
 
-    Its docstring is the help, with these example commands behind it.
+    Its docstring is the help, with these example commands behind it. Where it `writes` with such options, a
+    URL is refused before anything is asked of the store there.
     """
     epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
     epilog += "\n\nExit codes: see keyfold --help."
@@ -76,6 +79,8 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
         def run(context: click.Context, /, path: str, as_json: bool, **options: Any) -> None:
             local = context.find_object(Files) or LOCAL
             try:
+                if writes(options):
+                    _check_local(path)
                 files, root = located(path, None, local)
                 function(Place(root, files, as_json, path, local), **options)
             except OSError as e:
@@ -88,6 +93,16 @@ def verb(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
         return run
 
     return decorate
+
+
+def _check_local(path: str) -> None:
+    scheme = remote_scheme(path)
+    if scheme is not None:
+        raise ConfigError(
+            "Only a changelog on a local disk can be changed.", path=without_secrets(path),
+            expected="a local directory", found=f"a URL with {scheme}:",
+            remedy="make a changelog of a snapshot there with keyfold snapshot URL --clone-to DIR",
+        )  # fmt: skip
 
 
 # -- bytes, text and times -----------------------------------------------------------------------------------

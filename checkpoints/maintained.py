@@ -15,7 +15,7 @@ from keyfold.checkpoints.identity import Identity
 from keyfold.checkpoints.kept_snapshots import KeptSnapshot, kept_snapshots, set_pin
 from keyfold.checkpoints.points import At, exact_commit
 from keyfold.checkpoints.rollback import roll_back
-from keyfold.checkpoints.snapshot import Place, Snapshot, take
+from keyfold.checkpoints.snapshot import Place, Snapshot, check_destination, take
 from keyfold.checkpoints.state import Anchor, Commit, State
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, StorageFailed
@@ -156,11 +156,12 @@ class Maintained(ABC):
                 something else is at `to`.
             Damaged: a file does not match its checksums. StorageFailed: `to` cannot be written.
         """
+        place = Place(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
+        check_destination(place, self.identity)
         if self.is_writer and at is None:
             self.host.writer.seal_active()
         with self.pinned() as state:
             commit = exact_commit(state, self.path, at)
-            place = Place(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
             return take(Place(self.files, self.path), self.identity, state, commit, place)
 
     # -- the policy's snapshots --------------------------------------------------------------------

@@ -280,7 +280,7 @@ class RestoredState:
                 `config` changes single settings.
 
         Raises:
-            NotAChangelog: `path` is taken. ConfigError, StorageFailed: see there.
+            ConfigError: `path` is taken. StorageFailed: see there.
         """
         target = writable(path)
         self._check_state("A changelog", target)

@@ -84,12 +84,30 @@ def take(
         check: called before every piece of a file; what it raises ends the taking.
 
     Raises:
-        ConfigError: something else is at the destination.
+        ConfigError: see `check_destination`.
         Damaged: a segment of the source, or a list that is there, does not match its checksums.
         StorageFailed: the destination cannot be written.
     """
-    try:
+    with _writing(to):
         return _Taking(source, to, identity, _generations(to, identity), check).run(state, commit)
+
+
+def check_destination(to: Place, identity: Identity) -> None:
+    """See that a snapshot of this changelog can be taken there, before anything is done for it.
+
+    Raises:
+        ConfigError: something else is there.
+        Damaged: a list of the snapshot that is there is not as it was written.
+        StorageFailed: it cannot be read.
+    """
+    with _writing(to):
+        _generations(to, identity)
+
+
+@contextlib.contextmanager
+def _writing(to: Place) -> Iterator[None]:
+    try:
+        yield
     except OSError as e:
         raise StorageFailed(
             "The snapshot could not be written; the one before it is as it was.", path=e.filename or to.root,
@@ -102,7 +120,7 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
     """A new changelog from a snapshot, with an identity of its own, ready to be opened.
 
     Raises:
-        NotAChangelog: there is no snapshot, or the destination is not empty.
+        NotAChangelog: there is no snapshot. ConfigError: the destination is not empty.
         Damaged: a file is not as the snapshot's list says.
         StorageFailed: the destination cannot be written.
     """
@@ -116,7 +134,7 @@ def clone(snapshot: Place, to: Place, uuid: str) -> None:
         )  # fmt: skip
     is_file = to.files.exists(to.root) and not to.files.is_directory(to.root)
     if is_file or to.files.list_directory(to.root):
-        raise NotAChangelog(
+        raise ConfigError(
             "A changelog cannot be created here.", path=to.root, expected="an empty or missing directory",
             found="a file" if is_file else "a directory with entries", remedy="choose another path",
         )  # fmt: skip

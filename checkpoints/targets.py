@@ -21,7 +21,7 @@ from keyfold.checkpoints.views import now_ms
 from keyfold.checkpoints.writer import Batch, Writer
 from keyfold.statestore import names
 from keyfold.statestore.blocks import RECORD_SCHEMA
-from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError, NotAChangelog, StorageFailed
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv import ReadOnlyStore
 from keyfold.statestore.lastvalues import Identity as StoreIdentity
@@ -44,7 +44,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
         ConfigError: the directory is not empty. StorageFailed: it cannot be written. What `batches` raises.
         Nothing is left behind then.
     """
-    _check_free(files, target, "A store", ConfigError)
+    _check_free(files, target, "A store")
     try:
         files.make_directory(target)
         store = LastValues.open(target, StoreIdentity(changelog, ALL_PARTITIONS, 0), files=files)
@@ -109,9 +109,9 @@ def write_changelog(
     It is made beside `target`, and gets its name when it is whole.
 
     Raises:
-        NotAChangelog: something is at `target`. ConfigError, StorageFailed: see there.
+        ConfigError: something is at `target`. StorageFailed: see there.
     """
-    _check_free(files, target, "A changelog", NotAChangelog)
+    _check_free(files, target, "A changelog")
     # A folder of snapshots is of one changelog.
     settings = source.config.with_changes({"snapshot.dest": "", **config})
     creation = Creation(partitions or source.partitions, source.columns, settings, source.app)
@@ -161,10 +161,10 @@ def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterabl
             writer.commit({}, Batch(app.app, app.batch, app.query, app.source, app.digest))
 
 
-def _check_free(files: Files, target: Path, what: str, refusal: type[KeyfoldError]) -> None:
-    """Raises `refusal` where something is in the way."""
+def _check_free(files: Files, target: Path, what: str) -> None:
+    """Raises `ConfigError` where something is in the way."""
     if files.exists(target) and (not files.is_directory(target) or files.list_directory(target)):
-        raise refusal(
+        raise ConfigError(
             f"{what} cannot be made there.", path=target, expected="an empty or missing directory",
             found="a directory with entries" if files.is_directory(target) else "a file",
             remedy="choose another path",

@@ -21,7 +21,6 @@ from keyfold.statestore.errors import (
     ChangelogLocked,
     ConfigError,
     Damaged,
-    NotAChangelog,
     NotResumable,
     StorageFailed,
 )
@@ -291,7 +290,7 @@ def test_two_restores_to_one_path(log: Changelog, tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten(log: Changelog, tmp_path: Path) -> None:
-    with pytest.raises(NotAChangelog, match="directory with entries"):
+    with pytest.raises(ConfigError, match="directory with entries"):
         restore(log.path).to_changelog(log.path)
     with pytest.raises(ConfigError, match="partitions"):
         restore(log.path).to_changelog(tmp_path / "copy", partitions=0)

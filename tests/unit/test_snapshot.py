@@ -319,7 +319,7 @@ def test_a_clone_is_made_of_a_whole_snapshot_in_an_empty_place(
     with pytest.raises(NotAChangelog, match="not a snapshot"):
         Changelog.clone(log.path, tmp_path / "clone")
     log.snapshot(to)
-    with pytest.raises(NotAChangelog, match="cannot be created"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         Changelog.clone(to, log.path)
     path = next(to.glob("0/*.arrows"))
     data = path.read_bytes()
