@@ -59,9 +59,12 @@ def run(root: Path, kill: random.Random | None) -> int | None:
 
 
 def test_a_job_killed_at_random_moments_ends_equal_to_the_oracle(tmp_path: Path, soak: bool) -> None:
-    """With `make soak` it goes on for its share of the time; 100 kills are what an hour should see."""
+    """With `make soak` it goes on for its share of the time; 100 kills are what an hour should see.
+
+    Elsewhere there are few: each costs a start of Spark, which takes longer than all that is killed.
+    """
     if not soak:
-        kill(tmp_path, random.SystemRandom().randrange(2**32), lambda done: done >= 10)
+        kill(tmp_path, random.SystemRandom().randrange(2**32), lambda done: done >= 4)
         return
     with Soak("kills-of-a-query", share=0.35) as figures:
         for seed in figures.rounds():
