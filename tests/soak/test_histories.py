@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soak
 #: How a bug shows itself.
 NOTICED = (AssertionError, KeyfoldError, OSError, EOFError, pa.ArrowException, pytest.fail.Exception)
 
-_EXAMPLES = 40
+_EXAMPLES = 10
 _STEPS = 30
 
 

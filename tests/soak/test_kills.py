@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -16,39 +15,34 @@ import pytest
 
 from faults import QUICK
 from support.folds import IN_MEMORY
-from support.lived import Life, live_and_tell
+from support.life_server import STEPS, LifeServer
+from support.lived import Life
 from support.soaking import Soak
 from support.waiting import eventually
 
 pytestmark = pytest.mark.soak
 
-#: Longer than a life takes on a quiet machine, so that the kills are anywhere in it, and sometimes after it.
-_SECONDS_MAX = 0.25
+#: What most lives take on a quiet machine, so that the kills are anywhere in them, and sometimes after one.
+_SECONDS_MAX = 0.2
 
 
 def test_a_writer_killed_at_any_moment_has_lost_nothing_that_it_had_acknowledged() -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["keyfold.checkpoints", "support.lived"])
-    with Soak("kills", share=0.15) as soak:
+    with Soak("kills", share=0.12) as soak, LifeServer() as server:
         for seed in soak.rounds():
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:
-                (directory / "told").touch()
-                process = context.Process(
-                    target=live_and_tell, args=(seed, str(directory / "log"), str(directory / "told"))
-                )
-                process.start()
-                kill(process.pid, directory / "told", random.Random(seed))
-                process.join()
-                soak.count("kills of a writer", process.exitcode == -signal.SIGKILL)
+                pid = server.start(seed, directory / "log", directory / "told")
+                kill(pid, directory / "told", random.Random(seed))
+                code = server.wait()
+                assert code in (0, -signal.SIGKILL), f"seed {seed}: exit code {code}"
+                soak.count("kills of a writer", code != 0)
                 look(seed, directory)
             finally:
                 shutil.rmtree(directory)
 
 
-def kill(pid: int | None, told: Path, draw: random.Random) -> None:
-    assert pid is not None
-    eventually(lambda: bool(told.read_text()))
+def kill(pid: int, told: Path, draw: random.Random) -> None:
+    eventually(told.exists)
     time.sleep(draw.uniform(0, _SECONDS_MAX))
     # Who has come to its end is reaped by the server that forked it.
     with suppress(ProcessLookupError):
@@ -58,7 +52,7 @@ def kill(pid: int | None, told: Path, draw: random.Random) -> None:
 def look(seed: int, directory: Path) -> None:
     steps = [int(line) for line in (directory / "told").read_text().split() if line.isdigit()]
     # The same life again, for what is right after each step.
-    life = Life(seed)
+    life = Life(seed, STEPS)
     life.live(QUICK, directory / "again")
     fault = life.fault_in(QUICK, directory / "log", steps[-1] if steps else -1)
     assert fault is None, f"seed {seed}: {fault}"

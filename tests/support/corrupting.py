@@ -12,12 +12,16 @@ from keyfold.checkpoints import Changelog
 from keyfold.checkpoints.opening import open_writer
 from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore.files import Files
+from powerloss import Tree, tree_of, written
+from support.in_memory import InMemory
 from support.lived import NOW_MS, Life
 from support.perfect import Found, found_in
 from support.soaking import Soak
 
 _PER_LIFE = 400
 _OPENED_EVERY = 5
+_REAL_EVERY = 50
 
 Harm = Callable[[random.Random, bytes], bytes | None]
 
@@ -63,71 +67,89 @@ def corrupt(draw: random.Random, directory: Path, soak: Soak, seed: int) -> None
             reader.snapshot(snapshot)
     for root in (log, snapshot, crashed):
         if (root / "changelog.json").exists():
-            corrupt_one(draw, root, directory / "opened", soak, seed)
+            one = Corrupted(tree_of(root), directory / "real", f"seed {seed}, {root.name}")
+            one.corrupt(draw, soak, is_opened=root != snapshot)
 
 
-def corrupt_one(draw: random.Random, root: Path, opened: Path, soak: Soak, seed: int) -> None:
-    right = read(root)
-    before = verify(root, files=QUICK)
-    assert before.damages == [], f"seed {seed}"
-    files = [f for f in sorted(root.rglob("*")) if f.is_file() and f.stat().st_size and f.name != "lock"]
-    for number in range(_PER_LIFE):
-        if soak.is_over:
-            return
-        path, how = draw.choice(files), draw.choice(HARMS)
-        data = path.read_bytes()
-        harmed = how(draw, data)
-        if harmed == data:
-            continue
-        what = f"seed {seed}, corruption {number}: {path.relative_to(root)} {how.__name__}"
-        try:
-            path.unlink()
-            if harmed is not None:
-                path.write_bytes(harmed)
+class Corrupted:
+    """A changelog, or a snapshot, of which one file is harmed at a time.
+
+    Args:
+        tree: of it.
+        real: a path where nothing is yet.
+        what: names it where something is wrong.
+    """
+
+    def __init__(self, tree: Tree, real: Path, what: str) -> None:
+        self._tree = tree
+        self._real = real
+        self._what = what
+        files = InMemory(tree)
+        self._right = read(files, files.ROOT)
+        assert verify(files.ROOT, files=files).damages == [], what
+
+    def corrupt(self, draw: random.Random, soak: Soak, *, is_opened: bool) -> None:
+        names = [name for name, content in self._tree.items() if content and name != "lock"]
+        for number in range(_PER_LIFE):
+            if soak.is_over:
+                return
+            name, how = draw.choice(names), draw.choice(HARMS)
+            harmed = {**self._tree, name: how(draw, self._tree[name] or b"")}
+            if harmed == self._tree:
+                continue
+            if harmed[name] is None:
+                del harmed[name]
+            what = f"{self._what}, corruption {number}: {name} {how.__name__}"
+            files = InMemory(harmed)
+            result = self.judge(files, files.ROOT, name, what)
             soak.count("corruptions")
             soak.count(f"corruptions {how.__name__}")
-            soak.count(f"corruptions {judge(root, right, path, what)}")
-            if number % _OPENED_EVERY == 0 and root.name != "snapshot":
-                judge_opened(root, opened, right, what)
+            soak.count(f"corruptions {result}")
+            if number % _REAL_EVERY == 0:
+                self.judge_on_disk(harmed, name, what, result)
+                soak.count("corruptions that were tried on a disk, too")
+            if is_opened and number % _OPENED_EVERY == 0:
+                self.judge_opened(InMemory(harmed), what)
                 soak.count("corrupted changelogs opened to write")
-        finally:
-            path.write_bytes(data)
-    assert read(root) == right, f"seed {seed}"
 
+    def judge(self, files: Files, root: Path, name: str, what: str) -> str:
+        """What came of it. Where something is refused or missing, `verify` must say so.
 
-def read(root: Path) -> list[list[Found]]:
-    with Changelog.open(root, mode="r", files=QUICK) as log:
-        return [found_in(log.read(p)) for p in range(log.partitions)]
-
-
-def judge(root: Path, right: list[list[Found]], path: Path, what: str) -> str:
-    """What came of it. Where something is refused or missing, `verify` must say so.
-
-    A head has two slots, because one may be torn while it is written. Where the newer one is damaged readers
-    see the state one line earlier, until a writer opens, which reads the journal itself.
-    """
-    try:
-        result = "without effect" if read(root) == right else "of a head, the state before was read"
-    except KeyfoldError:
-        result = "refused"
-    assert path.suffix == ".head" or "before" not in result, f"{what}: other records, and no error"
-    try:
-        sound = not verify(root, files=QUICK).damages
-    except KeyfoldError:
-        sound = False
-    assert not sound or result == "without effect", f"{what}: {result}, and verify finds nothing"
-    return result
-
-
-def judge_opened(root: Path, opened: Path, right: list[list[Found]], what: str) -> None:
-    """A writer that recovers what it finds loses nothing that was acknowledged without an error."""
-    shutil.copytree(root, opened)
-    try:
+        A head has two slots, because one may be torn while it is written. Where the newer one is damaged
+        readers see the state one line earlier, until a writer opens, which reads the journal itself.
+        """
         try:
-            open_writer(QUICK, opened, None, lambda: NOW_MS, steal=False).close()
-            found = read(opened)
+            is_right = read(files, root) == self._right
+            result = "without effect" if is_right else "of a head, the state before was read"
+        except KeyfoldError:
+            result = "refused"
+        assert name.endswith(".head") or "before" not in result, f"{what}: other records, and no error"
+        try:
+            sound = not verify(root, files=files).damages
+        except KeyfoldError:
+            sound = False
+        assert not sound or result == "without effect", f"{what}: {result}, and verify finds nothing"
+        return result
+
+    def judge_on_disk(self, harmed: Tree, name: str, what: str, result: str) -> None:
+        """The same comes of it, with files that are mapped."""
+        written(harmed, self._real)
+        try:
+            found = self.judge(QUICK, self._real, name, what)
+            assert found == result, f"{what}: {result} in memory, {found} on a disk"
+        finally:
+            shutil.rmtree(self._real)
+
+    def judge_opened(self, files: InMemory, what: str) -> None:
+        """A writer that recovers what it finds loses nothing that was acknowledged without an error."""
+        try:
+            open_writer(files, files.ROOT, None, lambda: NOW_MS, steal=False).close()
+            found = read(files, files.ROOT)
         except KeyfoldError:
             return
-        assert found == right, f"{what}: opened to write, other records and no error"
-    finally:
-        shutil.rmtree(opened)
+        assert found == self._right, f"{what}: opened to write, other records and no error"
+
+
+def read(files: Files, root: Path) -> list[list[Found]]:
+    with Changelog.open(root, mode="r", files=files) as log:
+        return [found_in(log.read(p)) for p in range(log.partitions)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Final
 from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.opening import open_writer
 from keyfold.statestore.errors import CompactedAway, ConfigError
-from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.files import Files
 from support.perfect import Filling, Perfect, Row, found_in, table
 
 NOW_MS: Final = 1_700_000_000_000
@@ -143,11 +142,3 @@ def rows_of(seed: int) -> list[Row]:
     draw = random.Random(seed)
     values: tuple[bytes | None, ...] = (None, b"", b"%d" % seed, Filling(300), Filling(900))
     return [(b"k%d" % draw.randrange(6), draw.choice(values)) for _ in range(draw.randrange(8))]
-
-
-def live_and_tell(seed: int, path: str, told: str) -> None:
-    """A whole life, for a process of its own; the file `told` gets the number of each step that is over."""
-    fd = os.open(told, os.O_WRONLY | os.O_APPEND)
-    os.write(fd, b"begun\n")
-    Life(seed).live(LOCAL, Path(path), lambda step: os.write(fd, b"%d\n" % step))
-    os.write(fd, b"over\n")
