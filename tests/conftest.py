@@ -61,6 +61,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"hypothesis: profile {PROFILE}" + (f", --hypothesis-seed={seed}" if seed else "")
 
 
+#: In `make soak` they begin first, so that no process is left alone with one of them at the end.
+_LONGEST = ("test_real_kills.py", "test_power_losses.py", "test_histories.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -83,6 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
         elif directory == "kafka":
             item.add_marker(pytest.mark.xdist_group("kafka-broker"))
+    if PROFILE == "soak":
+        items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 @pytest.fixture(scope="session")

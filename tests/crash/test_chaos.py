@@ -1,14 +1,13 @@
 """Processes that take one changelog from each other, are stopped and woken at random moments, and have their
 directories moved, removed and made again: whatever was acknowledged is there, and nothing is damaged.
 
-A failure names its seed; `KEYFOLD_CHAOS_SEED` runs it again, with the same moments as far as the machine's
-own timing allows.
+A failure names its seed; `SOAK_SEED` runs it again, with the same moments as far as the machine's own timing
+allows.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -25,13 +24,10 @@ from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.verify import verify
 from support import thieves
 from support.folds import IN_MEMORY
+from support.soaking import Soak, in_rounds
 
-SECONDS, SOAK_SECONDS = 12, 600
-
-
-@pytest.fixture
-def seed() -> str:
-    return os.environ.get("KEYFOLD_CHAOS_SEED") or str(random.SystemRandom().randrange(2**32))
+#: Of a round.
+SECONDS, SOAK_SECONDS = 12, 60
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def running(
-    path: Path, reports: list[Path], seed: str, *, moved: bool
+    path: Path, reports: list[Path], seed: int, *, moved: bool
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that live until the context is left, and are killed then, stopped or not."""
     processes = [thieves.start(path, report, f"{seed}/{n}", moved=moved) for n, report in enumerate(reports)]
@@ -68,7 +64,7 @@ def stop_and_wake(processes: list[subprocess.Popen[bytes]], draw: random.Random,
             process.send_signal(signal.SIGCONT)
 
 
-def check(path: Path, acknowledged: set[str], seed: str) -> None:
+def check(path: Path, acknowledged: set[str], seed: int) -> None:
     """As it was left, and once more after it was opened."""
     for _ in range(2):
         state = restore(path).to_dict()
@@ -80,19 +76,22 @@ def check(path: Path, acknowledged: set[str], seed: str) -> None:
             assert dict(log.store().all()) == state, f"seed {seed}: the last values differ from the log"
 
 
-def test_three_processes_that_steal_from_each_other_lose_nothing(
-    place: Path, tmp_path: Path, seed: str, soak: bool
-) -> None:
-    path, reports = place / "log", [tmp_path / f"{n}" for n in range(3)]
-    draw = random.Random(seed)
-    Changelog.open(path, partitions=2, config=thieves.CONFIG).close()
-    with running(path, reports, seed, moved=False) as processes:
-        stop_and_wake(processes, draw, SOAK_SECONDS if soak else SECONDS)
-    acknowledged, faults = thieves.told(reports)
-    print(f"seed {seed}: {sum(map(len, acknowledged.values()))} commits were acknowledged")
-    assert not faults, f"seed {seed}: {faults[0]}"
-    (keys,) = acknowledged.values()
-    check(path, keys, seed)
+def test_three_processes_that_steal_from_each_other_lose_nothing(place: Path, soak: bool) -> None:
+    def steal(seed: int, figures: Soak) -> None:
+        root = place / str(seed)
+        root.mkdir()
+        path, reports = root / "log", [root / f"report-{n}" for n in range(3)]
+        Changelog.open(path, partitions=2, config=thieves.CONFIG).close()
+        with running(path, reports, seed, moved=False) as processes:
+            stop_and_wake(processes, random.Random(seed), SOAK_SECONDS if soak else SECONDS)
+        acknowledged, faults = thieves.told(reports)
+        figures.count("commits of processes that steal from each other", sum(map(len, acknowledged.values())))
+        assert not faults, f"seed {seed}: {faults[0]}"
+        (keys,) = acknowledged.values()
+        check(path, keys, seed)
+        shutil.rmtree(root)
+
+    in_rounds("chaos-of-thieves", 0.07, steal, soak=soak)
 
 
 def identity_of(path: Path) -> str | None:
@@ -152,21 +151,25 @@ class Mover:
         self._path.mkdir()
 
 
-def test_directories_that_are_moved_removed_and_made_again_lose_nothing_else(
-    place: Path, tmp_path: Path, seed: str, soak: bool
-) -> None:
+def test_directories_that_are_moved_removed_and_made_again_lose_nothing_else(place: Path, soak: bool) -> None:
     """What was acknowledged is in its changelog, wherever that is now, unless it was removed as a whole."""
-    path, reports = place / "log", [tmp_path / f"{n}" for n in range(2)]
-    draw = random.Random(seed)
-    mover = Mover(path, draw)
-    with running(path, reports, seed, moved=True):
-        mover.work(SOAK_SECONDS if soak else SECONDS)
-    acknowledged, faults = thieves.told(reports)
-    print(f"seed {seed}: {sum(map(len, acknowledged.values()))} commits to {len(acknowledged)} changelogs")
-    assert not faults, f"seed {seed}: {faults[0]}"
-    left = {uuid: p for p in (path, *mover.aside()) if (uuid := identity_of(p)) is not None}
-    lost = set(acknowledged) - set(left) - mover.removed
-    assert not lost, f"seed {seed}: {lost} are nowhere, and were not removed"
-    for uuid in left.keys() - mover.removed:
-        check(left[uuid], acknowledged.get(uuid, set()), seed)
-    assert acknowledged.keys() & left.keys() - mover.removed or mover.removed
+
+    def move(seed: int, figures: Soak) -> None:
+        root = place / str(seed)
+        root.mkdir()
+        path, reports = root / "log", [place / f"report-{seed}-{n}" for n in range(2)]
+        mover = Mover(path, random.Random(seed))
+        with running(path, reports, seed, moved=True):
+            mover.work(SOAK_SECONDS if soak else SECONDS)
+        acknowledged, faults = thieves.told(reports)
+        figures.count("commits to directories that are moved", sum(map(len, acknowledged.values())))
+        assert not faults, f"seed {seed}: {faults[0]}"
+        left = {uuid: p for p in (path, *mover.aside()) if (uuid := identity_of(p)) is not None}
+        lost = set(acknowledged) - set(left) - mover.removed
+        assert not lost, f"seed {seed}: {lost} are nowhere, and were not removed"
+        for uuid in left.keys() - mover.removed:
+            check(left[uuid], acknowledged.get(uuid, set()), seed)
+        assert acknowledged.keys() & left.keys() - mover.removed or mover.removed
+        shutil.rmtree(root)
+
+    in_rounds("chaos-of-directories", 0.07, move, soak=soak)

@@ -13,7 +13,8 @@ import pytest
 from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.verify import verify
 from keyfold.statestore.errors import StorageFailed, WriterFenced
-from machines import ext4, run_injected, tmpfs
+from machines import Ext4, ext4, run_injected, tmpfs
+from support.soaking import Soak, in_rounds
 
 CONFIG = {"cleaner.threads": 0, "cleanup.policy": "delete"}
 
@@ -82,25 +83,32 @@ def test_an_fdatasync_that_fails_is_the_end_of_the_writer_and_of_nothing_else(tm
 
 
 def test_an_ext4_that_loses_its_power_keeps_every_acknowledged_batch(tmp_path: Path, soak: bool) -> None:
-    with ext4(tmp_path) as disk:
-        path = disk.path / "log"
-        told = -1
-        for _ in range(30 if soak else 4):
-            writer = subprocess.Popen(
-                [sys.executable, "-c", APPENDER, str(path)], stdout=subprocess.PIPE, text=True
-            )
-            assert writer.stdout is not None
-            for _ in range(20):
-                told = int(writer.stdout.readline())
-            writer.kill()
-            told = max([told, *(int(line) for line in writer.stdout if line.endswith("\n"))])
-            writer.wait()
-            # mappings of what was read in the round before
-            gc.collect()
-            disk.lose_power()
-            with Changelog.open(path) as log:
-                found = [v for b in log.read(0) for v in b["value"].to_pylist()]
-                assert found == [b"%d" % n for n in range(len(found))]
-                assert len(found) in (told + 1, told + 2)
-                told = len(found) - 1
-            assert verify(path).sound
+    def lose(seed: int, figures: Soak) -> None:
+        with ext4(tmp_path) as disk:
+            path = disk.path / "log"
+            told = -1
+            for _ in range(30 if soak else 4):
+                told = written_and_lost(disk, path, told)
+                figures.count("power losses of an ext4")
+
+    in_rounds("power-losses-of-ext4", 0, lose, soak=soak)
+
+
+def written_and_lost(disk: Ext4, path: Path, told: int) -> int:
+    """The last batch that is there after some were written and the power went; `told` were there before."""
+    writer = subprocess.Popen([sys.executable, "-c", APPENDER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    for _ in range(20):
+        told = int(writer.stdout.readline())
+    writer.kill()
+    told = max([told, *(int(line) for line in writer.stdout if line.endswith("\n"))])
+    writer.wait()
+    # mappings of what was read in the round before
+    gc.collect()
+    disk.lose_power()
+    with Changelog.open(path) as log:
+        found = [v for b in log.read(0) for v in b["value"].to_pylist()]
+        assert found == [b"%d" % n for n in range(len(found))]
+        assert len(found) in (told + 1, told + 2)
+    assert verify(path).sound
+    return len(found) - 1

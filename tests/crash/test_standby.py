@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 from keyfold.checkpoints import Changelog, restore
 from keyfold.checkpoints.verify import verify
+from support.soaking import Soak, in_rounds
 from support.standing import APP, Relay, model, prepared
 
 
 def test_over_fifty_takeovers_no_batch_is_lost_and_none_comes_twice(tmp_path: Path, soak: bool) -> None:
     takeovers = 300 if soak else 50
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    path = tmp_path / "log"
+
+    def take_over(seed: int, figures: Soak) -> None:
+        look(tmp_path / "log", seed, takeovers)
+        figures.count("kills of a writer with standbys", takeovers)
+
+    in_rounds("standbys", 0, take_over, soak=soak)
+
+
+def look(path: Path, seed: int, takeovers: int) -> None:
     prepared(path)
     relay = Relay(path, seed)
     relay.run(takeovers)

@@ -21,6 +21,7 @@ from keyfold.checkpoints import Changelog, restore
 from keyfold.statestore.errors import KeyfoldError
 from support.kafka_job import NAMES
 from support.kafka_topics import Sent, Topics
+from support.soaking import Soak, in_rounds
 
 # kafka-python reads its schemas in a way that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*_text is deprecated:DeprecationWarning")
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*_text is deprecated:Deprecatio
 TESTS = Path(__file__).resolve().parent.parent
 RECORDS = 240
 KEYS = 40
+#: In one history.
+KILLS_OF_SOAK = 8
 
 
 def produce(topics: Topics, topic: str, draw: random.Random, partitions: int) -> None:
@@ -82,27 +85,37 @@ def run(root: Path, arguments: list[str], kill: random.Random | None) -> int | N
 def test_a_job_killed_at_random_moments_takes_every_record_once(
     topics: Topics, tmp_path: Path, soak: bool
 ) -> None:
-    seed = int(os.environ.get("KEYFOLD_KAFKA_SEED") or random.SystemRandom().randrange(2**32))
+    def once(seed: int, figures: Soak) -> None:
+        root = tmp_path / str(seed)
+        root.mkdir()
+        kill(topics, root, seed, KILLS_OF_SOAK if soak else 2, figures)
+
+    in_rounds("kills-of-a-kafka-query", 0.08, once, soak=soak)
+
+
+def kill(topics: Topics, root: Path, seed: int, kills: int, figures: Soak) -> None:
     draw = random.Random(seed)
-    topic, partitions = topics.make("killed"), 3
+    topic, partitions = topics.make(f"killed-{seed}"), 3
     produce(topics, topic, draw, partitions)
-    log = tmp_path / "job.log"
-    for kill in range(40 if soak else 2):
-        code = run(tmp_path, [topics.address, topic], draw)
+    log = root / "job.log"
+    for number in range(kills):
+        code = run(root, [topics.address, topic], draw)
         assert code in (None, 0), log.read_text()[-4000:]
+        figures.count("kills of a PySpark query", code is None)
         for name in NAMES:
             # The first time for certain: what is tested is the loss.
-            if kill == 0 or draw.random() < 0.3:
-                shutil.rmtree(tmp_path / f"checkpoint-{name}", ignore_errors=True)
-        if kill % 4 == 0:
+            if number == 0 or draw.random() < 0.3:
+                shutil.rmtree(root / f"checkpoint-{name}", ignore_errors=True)
+        if number % 4 == 0:
             partitions += 1
             topics.grow(topic, partitions)
         produce(topics, topic, draw, partitions)
-    assert run(tmp_path, [topics.address, topic], None) == 0, log.read_text()[-4000:]
-    told = f"KEYFOLD_KAFKA_SEED={seed}"
-    counts = {word: row["n"] for word, row in restore(tmp_path / "counts").to_dict().items()}
+    assert run(root, [topics.address, topic], None) == 0, log.read_text()[-4000:]
+    told = f"SOAK_SEED={seed}"
+    counts = {word: row["n"] for word, row in restore(root / "counts").to_dict().items()}
     assert counts == topics.counted(topic), told
     expected = {key: sent.value for key, sent in topics.last(topic).items()}
-    assert restore(tmp_path / "records").to_dict() == expected, told
-    with Changelog.open(tmp_path / "records") as opened:
+    assert restore(root / "records").to_dict() == expected, told
+    with Changelog.open(root / "records") as opened:
         assert sum(opened.end_offsets().values()) == len(topics.sent[topic]), told
+    topics.remove(topic)

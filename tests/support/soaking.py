@@ -8,7 +8,7 @@ import platform
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
@@ -80,3 +80,20 @@ class Soak:
         }
         FIGURES.mkdir(parents=True, exist_ok=True)
         (FIGURES / f"{self._name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def in_rounds(name: str, share: float, once: Callable[[int, Soak], None], *, soak: bool) -> None:
+    """A test that is short without `make soak`: `once` with a seed, or in rounds for its share of the time.
+
+    Args:
+        share: see `Soak`. 0: there is one round with `make soak`, too.
+        once: takes a seed, and counts what it does.
+    """
+    if soak:
+        with Soak(name, share) as figures:
+            for seed in figures.rounds():
+                once(seed, figures)
+    else:
+        figures = Soak(name, 0)
+        for seed in figures.rounds():
+            once(seed, figures)
