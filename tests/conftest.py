@@ -31,7 +31,7 @@ _COMMON = {
 }
 settings.register_profile("dev", max_examples=50, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("ci", max_examples=100, **_COMMON)  # type: ignore[arg-type]
-settings.register_profile("soak", max_examples=3000, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("soak", max_examples=400, **_COMMON)  # type: ignore[arg-type]
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
 settings.load_profile(PROFILE)
 

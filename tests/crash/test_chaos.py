@@ -91,7 +91,7 @@ def test_three_processes_that_steal_from_each_other_lose_nothing(place: Path, so
         check(path, keys, seed)
         shutil.rmtree(root)
 
-    in_rounds("chaos-of-thieves", 0.07, steal, soak=soak)
+    in_rounds("chaos-of-thieves", 0.05, steal, soak=soak)
 
 
 def identity_of(path: Path) -> str | None:
@@ -172,4 +172,4 @@ def test_directories_that_are_moved_removed_and_made_again_lose_nothing_else(pla
         assert acknowledged.keys() & left.keys() - mover.removed or mover.removed
         shutil.rmtree(root)
 
-    in_rounds("chaos-of-directories", 0.07, move, soak=soak)
+    in_rounds("chaos-of-directories", 0.05, move, soak=soak)

@@ -90,7 +90,7 @@ def test_a_job_killed_at_random_moments_takes_every_record_once(
         root.mkdir()
         kill(topics, root, seed, KILLS_OF_SOAK if soak else 2, figures)
 
-    in_rounds("kills-of-a-kafka-query", 0.08, once, soak=soak)
+    in_rounds("kills-of-a-kafka-query", 0.05, once, soak=soak)
 
 
 def kill(topics: Topics, root: Path, seed: int, kills: int, figures: Soak) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.soak
 
 
 def test_no_corruption_is_silent() -> None:
-    with Soak("corruptions", share=0.15) as soak:
+    with Soak("corruptions", share=0.12) as soak:
         for seed in soak.rounds():
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:

@@ -29,7 +29,7 @@ def of_the_log(operation: Operation) -> bool:
 
 
 def test_any_operation_may_fail_once_or_from_then_on() -> None:
-    with Soak("failing-calls", share=0.1) as soak:
+    with Soak("failing-calls", share=0.06) as soak:
         for seed in soak.rounds():
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:

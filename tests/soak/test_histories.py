@@ -26,7 +26,7 @@ _STEPS = 30
 
 @pytest.mark.parametrize(
     ("machine", "share"),
-    [pytest.param(ReadingMachine, 0.25, id="alone"), pytest.param(LivingMachine, 0.1, id="living")],
+    [pytest.param(ReadingMachine, 0.15, id="alone"), pytest.param(LivingMachine, 0.08, id="living")],
 )
 def test_random_histories_are_those_of_the_perfect_changelog(
     machine: type[ReadingMachine], share: float, request: pytest.FixtureRequest

@@ -27,7 +27,7 @@ _SECONDS_MAX = 0.2
 
 
 def test_a_writer_killed_at_any_moment_has_lost_nothing_that_it_had_acknowledged() -> None:
-    with Soak("kills", share=0.12) as soak, LifeServer() as server:
+    with Soak("kills", share=0.1) as soak, LifeServer() as server:
         for seed in soak.rounds():
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.mark.parametrize("part", [1, 2])
 def test_no_power_loss_takes_back_what_was_acknowledged(part: int) -> None:
-    with Soak(f"power-losses-{part}", share=0.3) as soak:
+    with Soak(f"power-losses-{part}", share=0.26) as soak:
         for seed in soak.rounds():
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:

@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from keyfold.checkpoints import Changelog, restore
 from keyfold.statestore.errors import KeyfoldError
 from support import killed_job
-from support.soaking import Soak
+from support.soaking import Soak, in_rounds
+from support.waiting import eventually
 
 TESTS = Path(__file__).resolve().parent.parent
+#: In one history, at most.
+KILLS, SOAK_KILLS = 4, 10
 
 
 def commits(path: Path) -> int:
@@ -29,33 +32,64 @@ def commits(path: Path) -> int:
         return 0
 
 
-def run(root: Path, kill: random.Random | None) -> int | None:
-    """One life of the job: to its end, or until it is killed some commits and a fraction of a second
-    later.
-    """
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYSPARK_PYTHON": sys.executable}
+def started(root: Path, java: str) -> subprocess.Popen[bytes]:
+    """A job with a group of processes of its own. `java` are options for its JVM."""
+    java = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {java}"
+    environment = {
+        **os.environ, "PYTHONPATH": str(TESTS), "PYSPARK_PYTHON": sys.executable, "SPARK_SUBMIT_OPTS": java,
+    }  # fmt: skip
     with open(root / "job.log", "ab") as log:
-        job = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "support.killed_job", str(root)], cwd=root, env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+
+
+def archived(root: Path) -> str:
+    """Options for a JVM that finds Spark's classes in an archive: its start takes half as long.
+
+    A whole life makes that archive, or none where this Java cannot.
+    """
+    root.mkdir()
+    killed_job.write_files(root, 0)
+    archive = root / "classes.jsa"
+    job = started(root, f"-XX:ArchiveClassesAtExit={archive}")
+    assert job.wait(timeout=240) == 0, (root / "job.log").read_text()[-4000:]
+    # The JVM writes it when it ends, and lives longer than the job.
+    eventually(lambda: not is_alive(job.pid), 120)
+    return f"-XX:SharedArchiveFile={archive}" if archive.exists() else ""
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run(root: Path, kill: random.Random | None, java: str = "") -> int | None:
+    """One life of the job: to its end, or until it is killed some commits and a fraction of a second
+    later.
+    """
+    job = started(root, java)
+    try:
+        if kill is None:
+            return job.wait(timeout=240)
+        until = commits(root / "last") + commits(root / "sums") + kill.choice((0, 1, 2, 3, 5))
+        deadline = time.monotonic() + 120
+        while job.poll() is None and time.monotonic() < deadline:
+            if commits(root / "last") + commits(root / "sums") > until:
+                break
+            time.sleep(0.02)
+        time.sleep(kill.random() * 0.6)
+        return job.poll()
+    finally:
         try:
-            if kill is None:
-                return job.wait(timeout=240)
-            until = commits(root / "last") + commits(root / "sums") + kill.choice((0, 1, 2, 3, 5))
-            deadline = time.monotonic() + 120
-            while job.poll() is None and time.monotonic() < deadline:
-                if commits(root / "last") + commits(root / "sums") > until:
-                    break
-                time.sleep(0.02)
-            time.sleep(kill.random() * 0.6)
-            return job.poll()
-        finally:
-            try:
-                os.killpg(job.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            job.wait()
+            os.killpg(job.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        job.wait()
 
 
 def test_a_job_killed_at_random_moments_ends_equal_to_the_oracle(tmp_path: Path, soak: bool) -> None:
@@ -63,37 +97,32 @@ def test_a_job_killed_at_random_moments_ends_equal_to_the_oracle(tmp_path: Path,
 
     Elsewhere there are few: each costs a start of Spark, which takes longer than all that is killed.
     """
-    if not soak:
-        kill(tmp_path, random.SystemRandom().randrange(2**32), lambda done: done >= 4)
-        return
-    with Soak("kills-of-a-query", share=0.35) as figures:
-        for seed in figures.rounds():
-            kill(tmp_path / str(seed), seed, lambda done: done >= 10 or figures.is_over, figures)
+    java = archived(tmp_path / "archive") if soak else ""
+
+    def once(seed: int, figures: Soak) -> None:
+        root = tmp_path / str(seed)
+        root.mkdir()
+        kill(root, seed, SOAK_KILLS if soak else KILLS, figures, java)
+        shutil.rmtree(root)
+
+    in_rounds("kills-of-a-query", 0.42, once, soak=soak)
 
 
-def kill(path: Path, seed: int, is_enough: Callable[[int], bool], figures: Soak | None = None) -> None:
-    """Histories one after another, with kills in between, until there are enough."""
-    print(f"seed {seed}")
+def kill(root: Path, seed: int, kills: int, figures: Soak, java: str) -> None:
+    """One history, with kills until it is over, or there are enough."""
+    told = f"SOAK_SEED={seed}"
     draw = random.Random(seed)
-    done = 0
-    history = 0
-    while not is_enough(done):
-        root = path / str(history)
-        root.mkdir(parents=True)
-        files = killed_job.write_files(root, seed + history)
-        while not is_enough(done):
-            code = run(root, draw)
-            if code is not None:
-                assert code == 0, (root / "job.log").read_text()[-4000:]
-                break
-            done += 1
-            if figures is not None:
-                figures.count("kills of a PySpark query")
-        assert run(root, None) == 0, (root / "job.log").read_text()[-4000:]
-        assert restore(root / "last").to_dict() == killed_job.expected_last(files), f"seed {seed}"
-        assert restore(root / "sums").to_dict() == killed_job.expected_sums(files), f"seed {seed}"
-        with Changelog.open(root / "last") as log:
-            assert len(dict(log.store().all())) == len(killed_job.expected_last(files))
-            # one commit for each batch: none twice, none left out
-            assert log.state.next_commit - 1 == (log.last_batch("last") or 0) + 1
-        history += 1
+    files = killed_job.write_files(root, seed)
+    for _ in range(kills):
+        code = run(root, draw, java)
+        if code is not None:
+            assert code == 0, (root / "job.log").read_text()[-4000:]
+            break
+        figures.count("kills of a PySpark query")
+    assert run(root, None, java) == 0, (root / "job.log").read_text()[-4000:]
+    assert restore(root / "last").to_dict() == killed_job.expected_last(files), told
+    assert restore(root / "sums").to_dict() == killed_job.expected_sums(files), told
+    with Changelog.open(root / "last") as log:
+        assert len(dict(log.store().all())) == len(killed_job.expected_last(files))
+        # one commit for each batch: none twice, none left out
+        assert log.state.next_commit - 1 == (log.last_batch("last") or 0) + 1
