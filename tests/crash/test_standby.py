@@ -11,7 +11,7 @@ from support.standing import APP, Relay, model, prepared
 
 
 def test_over_fifty_takeovers_no_batch_is_lost_and_none_comes_twice(tmp_path: Path, soak: bool) -> None:
-    takeovers = 300 if soak else 50
+    takeovers = 100 if soak else 50
 
     def take_over(seed: int, figures: Soak) -> None:
         look(tmp_path / "log", seed, takeovers)
