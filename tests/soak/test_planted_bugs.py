@@ -94,15 +94,13 @@ def test_random_histories_find_a_bug_in_the_product(bug: str) -> None:
             nonlocal examples
             examples += 1
 
-    number = random.SystemRandom().randrange(2**32)
-    print(f"seed {number}")
     chosen = settings(
         max_examples=_EXAMPLES_MAX, stateful_step_count=30, database=None, deadline=None,
         phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     with Soak(f"planted, {bug}", share=0) as soak, planted(IN_THE_PRODUCT[bug]):
         try:
-            run_state_machine_as_test(seed(number)(Counted), settings=chosen)
+            run_state_machine_as_test(seed(next(soak.rounds()))(Counted), settings=chosen)
         except NOTICED as e:
             print(f"found after {examples} examples: {type(e).__name__}: {str(e)[:100]}")
             soak.count("planted bugs caught")
@@ -128,9 +126,8 @@ class Forgetful(PowerLoss):
 
 @pytest.mark.parametrize("bug", NOT_SYNCED)
 def test_power_losses_find_what_is_not_synced(bug: str) -> None:
-    number = random.SystemRandom().randrange(2**31)
-    print(f"seed {number}")
     with Soak(f"planted, {bug}", share=1) as soak:
+        number = next(soak.rounds())
         for life in range(_LIVES_MAX):
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:
@@ -151,12 +148,11 @@ def test_power_losses_find_what_is_not_synced(bug: str) -> None:
 
 
 def test_corruptions_find_a_checksum_that_is_not_compared() -> None:
-    number = random.SystemRandom().randrange(2**31)
-    print(f"seed {number}")
     with (
         Soak("planted, a checksum is not compared", share=1) as soak,
         planted([(SegmentReader, "_compare", lambda of: lambda *a: None)]),
     ):
+        number = next(soak.rounds())
         for life in range(_LIVES_MAX):
             directory = Path(tempfile.mkdtemp(dir=IN_MEMORY))
             try:

@@ -11,14 +11,26 @@ from typing import Any, Final
 BEGIN: Final = "<!-- soak: begin -->"
 END: Final = "<!-- soak: end -->"
 
+#: What an hour should count.
+GOALS: Final = {
+    "corruptions": 100_000,
+    "kills, all together": 1_000,
+    "kills of a PySpark query": 100,
+    "planted bugs caught": 10,
+    "power-loss states": 1_000_000,
+}
+
 
 def table(runs: list[dict[str, Any]]) -> str:
     """What was counted, by name, over all tests; then each test with its rounds and seeds."""
     totals: Counter[str] = Counter()
     for run in runs:
         totals.update(run["counts"])
-    lines = ["| counted | number |", "|---|---:|"]
-    lines += [f"| {what} | {number:,} |" for what, number in sorted(totals.items())]
+    totals["kills, all together"] = sum(n for what, n in totals.items() if what.startswith("kills of"))
+    lines = ["| counted | number | an hour's goal |", "|---|---:|---:|"]
+    for what, number in sorted(totals.items()):
+        goal = f"{GOALS[what]:,}" if what in GOALS else ""
+        lines.append(f"| {what} | {number:,} | {goal} |")
     lines += ["", "| test | began | seconds | rounds | result | seeds, the first and the last |"]
     lines += ["|---|---|---:|---:|---|---|"]
     for run in runs:
