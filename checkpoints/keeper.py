@@ -158,7 +158,7 @@ class Keeper:
 
     def read(self, ask: Callable[[], T]) -> T:
         """What `ask` reads of stores that are ready: again where rows were removed meanwhile, and after they
-        are built again where they are damaged.
+        are built again where they are damaged. Raises `StoreClosed` where the changelog is closed meanwhile.
         """
         kept = self._kept
         for _ in range(_READS_MAX):
@@ -167,8 +167,10 @@ class Keeper:
                 found = ask()
                 if kept.clearings == clearings:
                     return found
-            except StoreClosed:
-                if self._stop or kept.clearings == clearings:
+            except StoreClosed as e:
+                if self._stop:
+                    raise self._closed(StoreClosed) from e
+                if kept.clearings == clearings:
                     raise
             except StoreUnusable as e:
                 log.warning("changelog %s: last values cannot be read: %s", self._followed.root, str(e))
@@ -257,7 +259,14 @@ class Keeper:
         if self._failure is not None and self._failures > failures:
             raise self._failure
         if self._stop:
-            raise WriterFenced("The changelog was closed.", path=self._followed.root, remedy="open it again")
+            raise self._closed(WriterFenced)
+
+    def _closed(self, kind: type[KeyfoldError]) -> KeyfoldError:
+        return kind(
+            "The changelog was closed while it was read.", path=self._followed.root,
+            expected="an open changelog", found="closed by this process",
+            remedy="open it again; close it when the threads that read it have ended",
+        )  # fmt: skip
 
     def _reached(self, target: tuple[int, ...]) -> bool:
         """Whether all is applied below these offsets, or below the end where a rollback has cut the log."""

@@ -103,6 +103,8 @@ def open_writer(
                 "This is a snapshot, which is only read.", path=root, expected="a changelog",
                 found="a snapshot", remedy="make a changelog of it with Changelog.clone(snapshot, path)",
             )  # fmt: skip
+        if not new and not files.is_directory(root / names.MANIFEST):
+            raise _no_manifest(files, root)
         lock = lock_of_writer(files, root, steal=steal) if lock is None else lock
         if lock is None:
             raise refusal(files, root)
@@ -125,6 +127,17 @@ def open_writer(
             expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
             remedy='free or repair the disk, or open it with mode="r"',
         ) from e  # fmt: skip
+
+
+def _no_manifest(files: Files, root: Path) -> Damaged:
+    """The error where `changelog.json` is there and the manifest is not: no segment is known to count."""
+    there = [name for name in files.list_directory(root) if name not in (names.LOCK, names.MANIFEST)]
+    return Damaged(
+        "The manifest of this changelog is gone.", path=root / names.MANIFEST,
+        expected="a directory with a journal", found="none; still there: " + ", ".join(there),
+        remedy="put manifest/ back from a copy of this directory, or make a changelog of a snapshot with "
+        "Changelog.clone(snapshot, path); leave what is still there as it is until then",
+    )  # fmt: skip
 
 
 def check_creatable(files: Files, root: Path) -> None:

@@ -52,12 +52,21 @@ log = logging.getLogger("keyfold")
 _PATIENCE_SECONDS: Final = 5.0
 
 _MOVED = "the directory was moved, removed or made again under its name"
+_LOCK_GONE = "the lock was taken away: another process has taken over, or the file was removed"
+_JOURNAL_GONE = "its journal was removed"
 _REOPEN = "close it and open the changelog again: that goes through recovery"
+_REPAIR = "free or repair the disk, then " + _REOPEN
 _ELSEWHERE = (
     "close it, find out where the directory is now, and open it there: where nothing is left, opening this "
     "path to write creates an empty changelog"
 )
+_EMPTIED = (
+    "close it, and look whether its files are there: then open the changelog again; where they were "
+    "removed, opening this path to write creates an empty changelog, so clone a snapshot or put a copy back"
+)
 _LOOK = "; last_batch(app_id) then says which batch was the last that counts"
+
+_REMEDIES: Final = {_MOVED: _ELSEWHERE, _LOCK_GONE: _EMPTIED, _JOURNAL_GONE: _EMPTIED}
 
 
 class Ownership:
@@ -79,6 +88,7 @@ class Ownership:
         self._epoch = 0
         self._journal: JournalWriter | None = None
         self._fenced: str | None = None
+        self._remedy = _REOPEN
         try:
             self.directory = files.open_directory(root)
         except BaseException:
@@ -107,7 +117,7 @@ class Ownership:
         if not self._files.is_in_place(self.directory):
             return _MOVED
         if not self._files.is_in_place(self._lock):
-            return "the lock was taken away: another process has taken over, or the file was removed"
+            return _LOCK_GONE
         return None
 
     def loss(self, epoch: int, journal: JournalWriter) -> str | None:
@@ -116,7 +126,7 @@ class Ownership:
         if epochs and epochs[-1] > epoch and self._files.is_in_place(self.directory):
             return f"a writer with epoch {epochs[-1]} has taken over"
         missing = epoch not in epochs or not journal.is_in_place()
-        return self.misplaced() or ("its journal was removed" if missing else None)
+        return self.misplaced() or (_JOURNAL_GONE if missing else None)
 
     def _epochs(self) -> list[int]:
         """`journal_epochs`, tried again for a while where other threads have every file open that may be."""
@@ -189,10 +199,11 @@ class Ownership:
         """Whether every further write will be refused."""
         return self._fenced is not None
 
-    def fence(self, reason: str) -> None:
-        """Refuse every further write."""
+    def fence(self, reason: str, remedy: str | None = None) -> None:
+        """Refuse every further write; `remedy` is what errors say to do, else it follows from the reason."""
         if self._fenced is None:
             self._fenced = reason
+            self._remedy = remedy or _REMEDIES.get(reason, _REOPEN)
             log.error("changelog %s: writer of epoch %d is fenced: %s", self._root, self._epoch, reason)
 
     def check_usable(self, outcome: str = "") -> None:
@@ -201,8 +212,7 @@ class Ownership:
             raise WriterFenced(
                 f"This writer may not write any more{outcome and '; '}{outcome}.", path=self._root,
                 expected="a writer without failures, and its own directory", found=self._fenced,
-                remedy=(_ELSEWHERE if self._fenced == _MOVED else _REOPEN)
-                + (_LOOK if outcome.startswith("whether") else ""),
+                remedy=self._remedy + (_LOOK if outcome.startswith("whether") else ""),
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -211,7 +221,7 @@ class Ownership:
         try:
             yield
         except OSError as e:
-            self.fence(f"writing {what} failed: {e.strerror or e}")
+            self.fence(f"writing {what} failed: {e.strerror or e}", _REPAIR)
             raise StorageFailed(
                 f"Writing {what} failed{outcome and '; '}{outcome}.", path=e.filename or self._root,
                 expected="a write and an fsync that succeed", found=f"{type(e).__name__}: {e.strerror or e}",

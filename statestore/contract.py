@@ -164,7 +164,11 @@ def _wrong(what: str, expected: str, found: object, remedy: str = _ENCODE) -> Wr
 
 
 def closed(what: str) -> StoreClosed:
-    return StoreClosed(f"this {what} is closed", remedy="open it again, or use it before it is closed")
+    return StoreClosed(
+        f"This {what} is closed.", expected=f"an open {what}",
+        found="closed, by whoever has opened it or with what it belongs to",
+        remedy="open it again, or use it before it is closed",
+    )  # fmt: skip
 
 
 def check_key(key: object) -> None:

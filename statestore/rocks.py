@@ -281,7 +281,7 @@ class Cursor:
     def _moved(self, key: bytes) -> RdictIter:
         iterator = self._iterator
         if iterator is None:
-            raise closed("iterator, or its store,")
+            raise closed("iterator")
         iterator.seek(key)
         if not iterator.valid():
             self._check(iterator)
