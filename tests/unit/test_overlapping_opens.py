@@ -189,7 +189,7 @@ def test_a_living_writer_held_up_at_any_operation_does_no_harm_when_it_wakes(
 def test_three_openers_in_any_order_lose_nothing(template: Path, tmp_path: Path, soak: bool) -> None:
     """Random schedules: who goes on changes after a few operations, each time another number of them."""
     seed = random.SystemRandom().randrange(2**32)
-    for number in range(5000 if soak else 40):
+    for number in range(1000 if soak else 40):
         name = f"{seed}/{number}"
         draw = random.Random(name)
         play = Play(template, tmp_path / f"{number}")
