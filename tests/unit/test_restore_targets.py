@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from faults import FailAt, on
+from faults import FailAt, KillAt, Killed, on
 from keyfold.checkpoints import Changelog, open_store, restore, resume, targets
 from keyfold.checkpoints.export import export
 from keyfold.checkpoints.restore import RestoredState
@@ -21,6 +22,7 @@ from keyfold.statestore.errors import (
     ChangelogLocked,
     ConfigError,
     Damaged,
+    KeyfoldError,
     NotResumable,
     StorageFailed,
 )
@@ -338,6 +340,44 @@ def test_a_target_that_fails_leaves_no_thread_at_work(
     with pytest.raises((StorageFailed, OSError)):
         write(state, tmp_path / "target")
     assert [thread.name for thread in threading.enumerate() if thread.name == "keyfold-ahead"] == []
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".arrow"])
+def test_a_file_has_its_name_only_when_it_is_whole(log: Changelog, tmp_path: Path, suffix: str) -> None:
+    """Whichever operation fails, or is the last one of a process."""
+    of_text: dict[str, Any] = {"type": "string", "nullable": True, "metadata": {}}
+    fields = [{"name": "k", **of_text}, {"name": "v", **of_text}]
+    columns = Columns({"type": "struct", "fields": fields}, ("k",), "json", "json")
+    with Changelog.open(tmp_path / "typed", columns=columns, config=BY_HAND) as typed:
+        typed.append(rows(('{"k":"a"}', '{"v":"1"}')))
+    for n in range(30):
+        for files in (FailAt(n, errno.ENOSPC), KillAt(n), KillAt(n, halfway=True)):
+            to = tmp_path / f"{n}{type(files).__name__}{id(files)}" / f"x{suffix}"
+            to.parent.mkdir()
+            with restore(tmp_path / "typed") as state:
+                refused: KeyfoldError | None = None
+                try:
+                    assert export(state, to, files) == 1
+                except StorageFailed as e:
+                    refused = e
+                except Killed:
+                    pass
+                if refused is not None:
+                    assert refused.path == str(to)
+                    assert "what to do: free or repair the disk" in str(refused)
+                    assert list(to.parent.glob(".*")) == []
+                if to.exists():
+                    again = tmp_path / f"again{n}{id(files)}{suffix}"
+                    export(state, again, LOCAL)
+                    assert to.read_bytes() == again.read_bytes()
+                else:
+                    assert export(state, to, LOCAL) == 1, "what a process has left is in nobody's way"
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".arrow"])
+def test_a_file_in_a_directory_that_is_missing_says_so(log: Changelog, tmp_path: Path, suffix: str) -> None:
+    with restore(log.path) as state, pytest.raises(StorageFailed, match="what to do: make the directory"):
+        export(state, tmp_path / "missing" / f"x{suffix}", LOCAL)
 
 
 # -- polars --------------------------------------------------------------------------------------------------
