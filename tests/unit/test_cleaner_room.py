@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from keyfold.checkpoints import Changelog, restore
+from keyfold.checkpoints.compactor import clean_partition
 from keyfold.statestore.blocks import encode, no_headers, record_batch, size_of
 from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.files import Data, Files, OpenFile
@@ -95,3 +96,73 @@ def test_a_pass_never_takes_more_room_than_it_asks_for(
             assert done.bytes_written <= files.written <= files.free
             assert restore(log.path).to_dict() == expected
             files.free = 1 << 40
+
+
+class Leaving(Counted):
+    """Says so often that there is room, and that there is none from then on."""
+
+    looks: int | None = None
+
+    def free_bytes(self, path: Path) -> int:
+        if self.looks is None:
+            return super().free_bytes(path)
+        self.looks -= 1
+        return self.free if self.looks >= 0 else 0
+
+
+def put(log: Changelog, first: int, count: int) -> None:
+    """Long keys and short values, in a segment of their own."""
+    keys = pa.array([b"%0200d" % n for n in range(first, first + count)], pa.binary())
+    log.append(pa.table({"key": keys, "value": pa.array([b"v"] * count, pa.binary())}))
+    log.host.writer.seal_active()
+
+
+def asked(files: Counted, log: Changelog, *, spill_all: bool) -> int:
+    """What a pass asks for; it has written nothing before."""
+    files.free, files.written, line = 0, 0, log.state.n
+    with pytest.raises(StorageFailed, match="no room for a cleaner pass") as refused:
+        clean_partition(log.host.writer, 0, spill_all=spill_all)
+    assert (files.written, log.state.n) == (0, line)
+    return int(str(refused.value.expected).split()[0])
+
+
+@pytest.mark.parametrize("spill_all", [False, True])
+def test_a_pass_asks_before_it_writes_and_for_keys_that_it_moves_too(spill_all: bool, tmp_path: Path) -> None:
+    files = Counted()
+    with Changelog.open(tmp_path / "log", config=CONFIG, files=files) as log:
+        for number in range(3):
+            put(log, 1000 * number, 1000)
+        files.free = asked(files, log, spill_all=spill_all)
+        done = clean_partition(log.host.writer, 0, spill_all=spill_all)
+        assert done is not None
+        keys = 3000 * 200 if spill_all else 0
+        assert done.bytes_written + keys <= files.written <= files.free
+
+
+def test_a_pass_asks_for_the_largest_of_its_groups(tmp_path: Path) -> None:
+    """What it has asked for is enough to its end."""
+    files = Counted()
+    with Changelog.open(tmp_path / "log", config={**CONFIG, "segment.bytes": 20_000}, files=files) as log:
+        for count in (10, 10, 500, 10):
+            put(log, 0, count)
+        files.free = asked(files, log, spill_all=False)
+        assert clean_partition(log.host.writer, 0) is not None
+        assert len(restore(log.path).to_dict()) == 500
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_room_that_goes_during_a_pass_is_missed_before_the_next_group_is_copied(
+    looks: int, tmp_path: Path
+) -> None:
+    files = Leaving()
+    with Changelog.open(tmp_path / "log", config={**CONFIG, "segment.bytes": 20_000}, files=files) as log:
+        for count in (70, 70, 70):
+            put(log, 0, count)
+        files.looks, files.written = looks, 0
+        with pytest.raises(StorageFailed, match="no room for a cleaner pass"):
+            clean_partition(log.host.writer, 0)
+        # At most a manifest line for each group that it had asked for.
+        assert files.written < (looks - 1) * 20_000 + 1000
+        files.looks = None
+        assert len(restore(log.path).to_dict()) == 70
+        assert clean_partition(log.host.writer, 0) is not None
