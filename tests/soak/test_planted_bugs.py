@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from faults import Selection, on
 from keyfold.checkpoints import admission, compactor, reading, records, section, views
+from keyfold.checkpoints.ownership import Ownership
 from keyfold.statestore.errors import KeyfoldError
 from keyfold.statestore.segment_reader import SegmentReader
 from powerloss import Disk, PowerLoss
@@ -62,6 +63,10 @@ IN_THE_PRODUCT: dict[str, list[tuple[Any, str, Wrap]]] = {
         (compactor, "section_of", _no_horizon),
     ],
     "files go under readers": [(views, "oldest_view", lambda of: lambda *a: None)],
+    "an overtaken writer goes on": [
+        (Ownership, "loss", lambda of: lambda *a: None),
+        (Ownership, "misplaced", lambda of: lambda *a: None),
+    ],
 }
 
 #: What is not synced → which operations do not reach the disk.
