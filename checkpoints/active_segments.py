@@ -125,6 +125,7 @@ class ActiveSegments:
         grown = new_file = False
         for block in blocks(next_offset):
             if active is not None and current is not None and self._is_full(current):
+                self._writer.ownership.check_place(NOTHING_COUNTS)
                 pieces.append(piece_line(active.seal(current), begun=current.name != named))
                 active = None
                 new_file = True
@@ -170,6 +171,7 @@ class ActiveSegments:
                 self._active.pop(partition).close()
 
     def _seal(self, partition: int) -> Line:
+        self._writer.ownership.check_place()
         sealed = self._active[partition].seal(self._writer.state.partitions[partition].segments[-1])
         self._writer.files.sync_directory(names.partition(self._writer.root, partition))
         return piece_line(sealed, begun=False)

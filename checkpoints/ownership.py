@@ -217,10 +217,16 @@ class Ownership:
 
     @contextlib.contextmanager
     def failures(self, what: str, outcome: str = "") -> Iterator[None]:
-        """Fence the writer where writing `what` fails, and raise `StorageFailed`."""
+        """Fence the writer where writing `what` fails, and raise `StorageFailed`, or `WriterFenced` where the
+        path does not lead to what the writer has open.
+        """
         try:
             yield
         except OSError as e:
+            with contextlib.suppress(OSError):
+                if self.misplaced() is not None:
+                    # No disk is to blame for a path that leads elsewhere.
+                    self.check_place(outcome)
             self.fence(f"writing {what} failed: {e.strerror or e}", _REPAIR)
             raise StorageFailed(
                 f"Writing {what} failed{outcome and '; '}{outcome}.", path=e.filename or self._root,

@@ -123,22 +123,24 @@ class Happening(Watched):
         return super()._operation(name, path, **details)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("width", [1, 1100], ids=["into the segment", "into a new segment"])
 @pytest.mark.parametrize("happen", HAPPENINGS)
 def test_a_commit_is_refused_or_kept_whenever_it_happens(
-    tmp_path: Path, happen: Callable[[Path], Path | None]
+    tmp_path: Path, happen: Callable[[Path], Path | None], width: int
 ) -> None:
     """Before every operation of a commit and of what follows it."""
-    for n in range(100):
+    config = {**BY_HAND, "segment.bytes": 1024 if width > 1 else 1 << 20}
+    for n in range(200):
         path = tmp_path / f"{n}" / "inner" / "log"
         found: list[Path | None] = []
         files = Happening(lambda path=path, found=found: found.append(happen(path)))  # type: ignore[misc]
-        log = Changelog.open(path, partitions=1, config=BY_HAND, files=files)
-        log.append(rows(("a", "1")))
+        log = Changelog.open(path, partitions=1, config=config, files=files)
+        log.append(rows(("a", "1".ljust(width))))
         files.left = n
         acknowledged, before = 1, None
         try:
             for value in (2, 3):
-                log.append(rows(("a", f"{value}")))
+                log.append(rows(("a", f"{value}".ljust(width))))
                 acknowledged = value if not found else acknowledged
         except (StorageFailed, WriterFenced) as e:
             before = str(e)
