@@ -9,11 +9,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pytest
 
 from keyfold.checkpoints import Changelog, Standby
 
@@ -91,7 +93,11 @@ class Relay:
         self.told.touch()
         self._random = random.Random(seed)
         self._context = multiprocessing.get_context("forkserver")
+        # Loaded before `main` is known: what the others fork from is told where this module is.
         self._context.set_forkserver_preload(["keyfold.checkpoints", "support.standing"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+            forkserver.ensure_running()
         self._living: dict[int, BaseProcess] = {}
         self._read = 0
         self._writers: list[int] = []
