@@ -79,9 +79,6 @@ clean:  ## Remove environments, caches, builds, and var/, where the examples wri
 # -- environments ----------------------------------------------------------------------------------------------------
 # The file $(INSTALLED) is written last: an environment whose set-up was interrupted, that is older than
 # pyproject.toml, or that another Python made, is brought up to date or made anew.
-#
-# keyfold is installed editable. Spark looks for data sources in folders on the path, where an editable install puts
-# none, so a .pth file names one that holds a link.
 
 # $(1) the environment, $(2) what else pip is told. Compiling every module took a third of the time, and few of them are
 # ever imported.
@@ -93,22 +90,15 @@ define install
 	$(1)/bin/python -m pip install $(PIP_QUIET) --disable-pip-version-check --no-compile $(2)
 endef
 
-define link_autoload
-	@echo '$(CURDIR)/.typing/autoload' > "$$($(1)/bin/python -c '$(PURELIB)')/keyfold-autoload.pth"
-endef
-
-PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
 VERSION := import sys; print(sys.version_info[:3], sys.base_prefix)
 same_python = test "$$($(1)/bin/python -c '$(VERSION)' 2>/dev/null)" = "$$($(PYTHON) -c '$(VERSION)')"
 
 $(DEMO)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(DEMO),-e '.[spark$(COMMA)demo]')
-	$(call link_autoload,$(DEMO))
 	@touch $@
 
 $(TEST)/$(INSTALLED): pyproject.toml | check-python
 	$(call install,$(TEST),-e '.[test]')
-	$(call link_autoload,$(TEST))
 	@touch $@
 
 # Delta Lake has no release for the newest Spark. Its own environment is only compared with.
@@ -122,7 +112,6 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python \
 		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77' \
 		'fsspec==2024.2' 'moto[server]' 'polars==1.20'
-	$(call link_autoload,$(LOWEST))
 	@touch $@
 
 # Jars from Maven Central: of a Kafka broker, of Spark's Kafka source, of Kafka Streams. Without them their tests are

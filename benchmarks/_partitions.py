@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 
 _RECORD_BYTES = 600
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 
 KEY_BYTES, VALUE_BYTES = 16, 100
 

@@ -40,8 +40,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.fold import OffsetMap, compact
+from keyfold import Changelog
+from keyfold.checkpoints.compaction.fold import OffsetMap, compact
 
 KEY_BYTES, VALUE_BYTES = 16, 100
 RECORD_BYTES = KEY_BYTES + VALUE_BYTES

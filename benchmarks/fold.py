@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from keyfold.checkpoints.fold import OffsetMap, compact, last_values
-from keyfold.statestore.blocks import BLOCK_BYTES, RECORD_SCHEMA
+from keyfold.checkpoints.compaction.fold import OffsetMap, compact, last_values
+from keyfold.statestore.segment.block import BLOCK_BYTES, RECORD_SCHEMA
 
 VALUE_BYTES = 100
 BUDGET_BYTES = 128 << 20

@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold import Changelog, restore
 
 _BY_HAND = {"cleaner.threads": 0}
 _SLICE = 1_000

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from keyfold.statestore.lastvalues import Identity, LastValues
+from keyfold.statestore.rocksdb.store import Identity, LastValues
 
 _IDENTITY = Identity("00000000-0000-0000-0000-000000000000", 0, 0)
 _REPEATS = 5

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold import Changelog, restore
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
@@ -71,7 +71,7 @@ def to_dict(path: Path, folder: Path) -> int:
 
 
 def to_file(path: Path, folder: Path) -> int:
-    from keyfold.checkpoints.export import export
+    from keyfold.checkpoints.restore.export import export
     from keyfold.statestore.files import LOCAL
 
     return export(restore(path), folder / "state.arrow", LOCAL)

@@ -29,11 +29,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog, resume_if_lost
-from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.sink.task import Int64Serde, Store, StringSerde
-from keyfold.statestore.typed import Columns
-from keyfold.streaming import aggregate, register
+from keyfold import Changelog, ChangelogSink, Store, TaskSink, aggregate, register, resume_if_lost
+from keyfold.sink.task_sink import Int64Serde, StringSerde
+from keyfold.statestore.schema.columns import Columns
 
 NEW_EVENTS = 10_000
 CONFIG = {"cleaner.threads": 0}

@@ -109,7 +109,7 @@ def append_to(directory: Path) -> Callable[[Any, int], None]:
 
 def compare(directory: Path, events: Path, rounds: int) -> tuple[Times, list[float]]:
     """Seconds per batch of each way, and seconds until last values had caught up, per round."""
-    from keyfold.sink import ChangelogSink
+    from keyfold import ChangelogSink
 
     spark = session(directory)
     times: Times = {}
@@ -158,7 +158,7 @@ def delta(directory: Path, events: Path) -> Times:
 
 def memory(directory: Path, events: Path, files: int) -> dict[str, float]:
     """Peak MiB of the driver's Python and of the JVM, `files` files in a batch."""
-    from keyfold.sink import ChangelogSink
+    from keyfold import ChangelogSink
 
     spark = session(directory)
     with ChangelogSink(directory / "log", keys="key", partitions=PARTITIONS) as sink:

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog, Standby
+from keyfold import Changelog, Standby
 
 _PARTITIONS: Final = 4
 _COMMIT_ROWS: Final = 500

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.config import UNLIMITED, LogConfig
+from keyfold import Changelog
+from keyfold.checkpoints.manifest.config import UNLIMITED, LogConfig
 
 KEYS, KEY_BYTES, VALUE_BYTES, ROWS, PARTITIONS = 1_000_000, 16, 100, 50_000, 4
 NAME = "cleaner.io.max.bytes.per.second"

@@ -1,65 +1,20 @@
-"""Which bytes count: manifest, recovery, cleaner, snapshots, restore; the `keyfold` command. No Spark in
-here.
+"""Which bytes count: manifest, log, cleaner, restore, and the `keyfold` command. No Spark in here.
 
-`Changelog` is the door: append, read, transactions, compaction. `restore` and `resume` give a job its state
-back; a `Standby` is ready to take over from a writer that dies.
+From the lowest room up. Each imports only from rooms before it in this list, and from `statestore`:
+
+    compaction   the fold as a pure function: batches of records in, batches of records out
+    manifest     what counts: the state of a changelog, the journal's lines, settings, the meaning of `at=`
+    log          the one writer and the readers of segments; ownership, recovery, ingest
+    cleaner      which segments are folded when, and the pass that replaces them
+    lastvalues   RocksDB stores that follow the log
+    snapshot     self-contained copies
+    verify       whether every byte that counts is as it was written
+    restore      the state as of a commit
+    engine       one writer per process and what runs in the background beside it
+    changelog    `Changelog`: the public object
+    resume       a job's state with its source offsets
+    standby      a warm standby
+    cli          the `keyfold` command
+
+`import keyfold` has the public names.
 """
-
-from __future__ import annotations
-
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from keyfold.checkpoints.changelog import Changelog as Changelog
-    from keyfold.checkpoints.restore import RestoredState as RestoredState
-    from keyfold.checkpoints.restore import restore as restore
-    from keyfold.checkpoints.resume import Resumed as Resumed
-    from keyfold.checkpoints.resume import resume as resume
-    from keyfold.checkpoints.resume import resume_if_lost as resume_if_lost
-    from keyfold.checkpoints.standby import Standby as Standby
-    from keyfold.checkpoints.targets import open_store as open_store
-
-__all__ = [
-    "Changelog",
-    "RestoredState",
-    "Resumed",
-    "Standby",
-    "open_store",
-    "restore",
-    "resume",
-    "resume_if_lost",
-]
-
-_MODULES: Final = {
-    "Changelog": "changelog",
-    "RestoredState": "restore",
-    "Resumed": "resume",
-    "Standby": "standby",
-    "open_store": "targets",
-    "restore": "restore",
-    "resume": "resume",
-    "resume_if_lost": "resume",
-}
-
-
-def __getattr__(name: str) -> object:
-    # Loaded when asked for: half a second that the help of the command and the tasks of Spark do without.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-class _Room(ModuleType):
-    """`restore` and `resume` are functions here, though importing their modules would set these names too."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _MODULES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Room

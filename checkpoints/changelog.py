@@ -11,30 +11,37 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from keyfold.checkpoints import admission, hosting, reading, records
-from keyfold.checkpoints.config import LogConfig
-from keyfold.checkpoints.hosting import Host
-from keyfold.checkpoints.identity import Identity, check_partitions, check_same_partitions, read_identity
-from keyfold.checkpoints.kept_snapshots import newest
+from keyfold.checkpoints import engine
+from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.log import ingest, reader
+from keyfold.checkpoints.log.processes import OwnProcess
+from keyfold.checkpoints.log.reader_marks import ViewLock, now_ms
+from keyfold.checkpoints.log.recovery import Creation, View
+from keyfold.checkpoints.log.rereading import state_batches
 from keyfold.checkpoints.maintained import Maintained
-from keyfold.checkpoints.opening import Creation, View
-from keyfold.checkpoints.processes import OwnProcess
-from keyfold.checkpoints.rereading import state_batches
-from keyfold.checkpoints.snapshot import Place, clone
-from keyfold.checkpoints.state import Commit, State
+from keyfold.checkpoints.manifest import idempotence
+from keyfold.checkpoints.manifest.config import LogConfig
+from keyfold.checkpoints.manifest.identity import (
+    Identity,
+    check_partitions,
+    check_same_partitions,
+    read_identity,
+)
+from keyfold.checkpoints.manifest.state import Commit, State
+from keyfold.checkpoints.snapshot.repository import newest
+from keyfold.checkpoints.snapshot.snapshot import Place, clone
 from keyfold.checkpoints.transaction import Transaction
-from keyfold.checkpoints.views import ViewLock, now_ms
-from keyfold.statestore import arguments, names
-from keyfold.statestore.arrow_store import ArrowStore
-from keyfold.statestore.blocks import RECORD_SCHEMA
-from keyfold.statestore.contract import check_key
+from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
-from keyfold.statestore.hashing import partition_of
-from keyfold.statestore.kv import ReadOnlyStore
+from keyfold.statestore.keys.partitioner import partition_of
+from keyfold.statestore.kv.api import check_key
+from keyfold.statestore.kv.arrow import ArrowStore
+from keyfold.statestore.kv.stores import ReadOnlyStore
 from keyfold.statestore.paths import AnyPath
-from keyfold.statestore.remote import located, writable
-from keyfold.statestore.typed import Columns
+from keyfold.statestore.remote_files import located, writable
+from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.segment.block import RECORD_SCHEMA
 
 _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
 
@@ -105,23 +112,23 @@ class Changelog(Maintained):
             raise ConfigError(
                 "There is no such mode.", expected="w or r", found=repr(mode), remedy="correct it"
             )
-        with reading.looked_at(root):
-            if files.exists(root / names.IDENTITY):
+        with reader.looked_at(root):
+            if files.exists(root / filenames.IDENTITY):
                 check_same_partitions(root, read_identity(files, root), partitions)
         creation = Creation(partitions or 1, columns, changes)
-        host = hosting.acquire(files, root, creation, clock_ms, steal=steal)
+        host = engine.acquire(files, root, creation, clock_ms, steal=steal)
         try:
             check_same_partitions(root, host.writer.identity, partitions)
             if config:
                 host.configure(config)
         except BaseException:
-            hosting.release(host)
+            engine.release(host)
             raise
         return cls(host.writer.root, host, None, None)
 
     @classmethod
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
-        with reading.looked_at(root):
+        with reader.looked_at(root):
             read_identity(files, root)
         lock = ViewLock(files, root)
         try:
@@ -195,9 +202,7 @@ class Changelog(Maintained):
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def append(
-        self, table: records.Tabular, *, app_id: str = "append", batch_id: int | None = None
-    ) -> Commit:
+    def append(self, table: ingest.Tabular, *, app_id: str = "append", batch_id: int | None = None) -> Commit:
         """Commit the rows of `table` as one batch, durable when this returns. Delivered again, it adds
         nothing.
 
@@ -215,8 +220,8 @@ class Changelog(Maintained):
             ConfigError: a transaction of this thread is open (one of another thread is waited for).
             StorageFailed, WriterFenced: see there.
         """
-        app_id = admission.checked_app(app_id)
-        batch_id = None if batch_id is None else admission.checked_batch(batch_id)
+        app_id = idempotence.checked_app(app_id)
+        batch_id = None if batch_id is None else idempotence.checked_batch(batch_id)
         host = self._open_host()
         host.transactions.check()
         return host.append(table, app_id, batch_id, host.transactions)
@@ -235,10 +240,10 @@ class Changelog(Maintained):
         Raises:
             ConfigError: a transaction of this thread is open. What `append` raises.
         """
-        host, app_id = self._open_host(), admission.checked_app(app_id)
-        batch_id = admission.checked_batch(batch_id)
+        host, app_id = self._open_host(), idempotence.checked_app(app_id)
+        batch_id = idempotence.checked_batch(batch_id)
         with host.transactions:
-            applied = admission.appended(host.writer.state, app_id, batch_id, "") is not None
+            applied = idempotence.appended(host.writer.state, app_id, batch_id, "") is not None
             with host.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:
@@ -300,9 +305,9 @@ class Changelog(Maintained):
         with ExitStack() as stack:
             state = stack.enter_context(self.pinned())
             if follow and offset is not None:
-                reading.check_following(state, self.path, partition, offset)
-            batches = reading.read_partition(self.files, self.path, state, partition, offset, to)
-            return reading.Records(batches, stack.pop_all())
+                reader.check_following(state, self.path, partition, offset)
+            batches = reader.read_partition(self.files, self.path, state, partition, offset, to)
+            return reader.Records(batches, stack.pop_all())
 
     def get(self, key: bytes) -> bytes | None:
         """The last committed value of a key, None where it has none.
@@ -316,7 +321,7 @@ class Changelog(Maintained):
         self._check_open()
         if self._store is not None:
             return self._store.get(key)
-        return reading.last_value(self.files, self.path, self.state, self.partition(key), key)
+        return reader.last_value(self.files, self.path, self.state, self.partition(key), key)
 
     def store(self) -> ReadOnlyStore:
         """The last values: get, get_all, range, prefix, all.
@@ -333,10 +338,10 @@ class Changelog(Maintained):
                 for number, p in enumerate(self.state.partitions)
                 for batch in state_batches(
                     self.files,
-                    names.partition(self.path, number),
+                    filenames.partition(self.path, number),
                     p.segments,
                     p.end,
-                    reading.unique_below_of(p),
+                    reader.unique_below_of(p),
                 )
             )
             self._store = ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))
@@ -363,7 +368,7 @@ class Changelog(Maintained):
         if self._closed or not self._process.is_this():
             return
         if self._host is not None:
-            hosting.release(self._host)
+            engine.release(self._host)
         self._closed = True
         if self._view_lock is not None:
             self._view_lock.close()

@@ -8,20 +8,22 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keyfold.checkpoints import anchoring, cleaner, reading
-from keyfold.checkpoints.compactor import PassStatistics
-from keyfold.checkpoints.hosting import Host
-from keyfold.checkpoints.identity import Identity
-from keyfold.checkpoints.kept_snapshots import KeptSnapshot, kept_snapshots, set_pin
-from keyfold.checkpoints.points import At, exact_commit
+from keyfold.checkpoints import anchors as anchoring
+from keyfold.checkpoints.cleaner import pool
+from keyfold.checkpoints.cleaner.clean_pass import PassStatistics
+from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.resolve import At, exact_commit
+from keyfold.checkpoints.manifest.state import Anchor, Commit, State
 from keyfold.checkpoints.rollback import roll_back
-from keyfold.checkpoints.snapshot import Place, Snapshot, check_destination, take
-from keyfold.checkpoints.state import Anchor, Commit, State
+from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots, set_pin
+from keyfold.checkpoints.snapshot.snapshot import Place, Snapshot, check_destination, take
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.paths import AnyPath
-from keyfold.statestore.remote import located
+from keyfold.statestore.remote_files import located
 
 T = TypeVar("T")
 
@@ -85,7 +87,7 @@ class Maintained(ABC):
                 for p in arguments.several("partitions", partitions, "numbers")
             ]
         for number in chosen:
-            reading.partition_state(self.state, self.path, number)
+            reader.partition_state(self.state, self.path, number)
         with self.host.cleaning.paused(chosen):
             yield
 
@@ -94,7 +96,7 @@ class Maintained(ABC):
         `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
         """
         found = self.host.cleaning.metrics()
-        return {**found, "DeadThreadCount": float(cleaner.POOL.dead_threads)}
+        return {**found, "DeadThreadCount": float(pool.POOL.dead_threads)}
 
     # -- anchors -----------------------------------------------------------------------------------
 

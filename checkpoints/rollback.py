@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from keyfold.checkpoints import reading
-from keyfold.checkpoints.cleaner_manager import CleanerManager
-from keyfold.checkpoints.copying import abandon, copied
-from keyfold.checkpoints.points import At, exact_commit
-from keyfold.checkpoints.segment_lines import segment_line
-from keyfold.checkpoints.state import Commit, State
-from keyfold.checkpoints.writer import Writer
-from keyfold.statestore import names
+from keyfold.checkpoints.cleaner.manager import CleanerManager
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.log.rewrite import abandon, copied
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.resolve import At, exact_commit
+from keyfold.checkpoints.manifest.segment_lines import segment_line
+from keyfold.checkpoints.manifest.state import Commit, State
+from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, StorageFailed
-from keyfold.statestore.segment import Segment, SegmentWriter
+from keyfold.statestore.segment.writer import Segment, SegmentWriter
 
 
 def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
@@ -78,7 +78,7 @@ def _cut(
     out = [s for s in state.partitions[number].segments if s.next > end]
     if not out or out[0].base >= end:
         return out, []
-    directory = names.partition(writer.root, number)
-    kept = reading.read_segments(writer.files, directory, (out[0],), out[0].base, end)
+    directory = filenames.partition(writer.root, number)
+    kept = reader.read_segments(writer.files, directory, (out[0],), out[0].base, end)
     cut = (replace(out[0], next=end),)
     return out, copied(writer, number, cut, kept, lambda size: None, made)

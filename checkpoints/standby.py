@@ -18,21 +18,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from keyfold.checkpoints import hosting
+from keyfold.checkpoints import engine
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.hosting import Host
-from keyfold.checkpoints.identity import Identity, read_identity
-from keyfold.checkpoints.keeper import Keeper
-from keyfold.checkpoints.opening import View, lock_of_writer, open_writer, refusal
-from keyfold.checkpoints.processes import OwnProcess
-from keyfold.checkpoints.state import State
-from keyfold.checkpoints.store_places import Aside
-from keyfold.checkpoints.views import ViewLock, now_ms
+from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.lastvalues.directories import Aside
+from keyfold.checkpoints.lastvalues.updater import Keeper
+from keyfold.checkpoints.log.processes import OwnProcess
+from keyfold.checkpoints.log.reader_marks import ViewLock, now_ms
+from keyfold.checkpoints.log.recovery import View, lock_of_writer, open_writer, refusal
+from keyfold.checkpoints.manifest.identity import Identity, read_identity
+from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.paths import AnyPath
-from keyfold.statestore.remote import writable
+from keyfold.statestore.remote_files import writable
 
 log = logging.getLogger("keyfold")
 
@@ -186,13 +186,13 @@ class Standby:
 
     def _become_writer(self, lock: OpenFile) -> Changelog:
         """It goes on following while the manifest is recovered, and also afterwards where that fails."""
-        host = hosting.install(self.path, lambda: self._host(lock))
+        host = engine.install(self.path, lambda: self._host(lock))
         try:
             self._followed.close()
             self._place.close()
             host.catch_up()
         except BaseException:
-            hosting.release(host)
+            engine.release(host)
             raise
         return Changelog(self.path, host, None, None)
 

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from keyfold.checkpoints.processes import OwnProcess
+from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.statestore.errors import ConfigError
-from keyfold.statestore.kv import Overlay, ReadOnlyStore
+from keyfold.statestore.kv.stores import Overlay, ReadOnlyStore
 
 
 class Transaction(Overlay):

@@ -18,21 +18,21 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from keyfold.checkpoints.admission import OnReset
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.identity import read_identity
-from keyfold.checkpoints.opening import check_creatable
-from keyfold.checkpoints.writer import Blocks, Writer
+from keyfold.checkpoints.log.recovery import check_creatable
+from keyfold.checkpoints.log.writer import Blocks, Writer
+from keyfold.checkpoints.manifest.idempotence import OnReset
+from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.sink import staging
-from keyfold.sink.delivery import CONTINUES, Delivery, choice
+from keyfold.sink.base import ForeachBatch
+from keyfold.sink.batch_gate import CONTINUES, Delivery, choice
 from keyfold.sink.encoding import RowEncoding, check_arguments, refusal
-from keyfold.sink.foreach_batch import ForeachBatch
 from keyfold.sink.staging import Stage, Staged
-from keyfold.statestore import names
+from keyfold.statestore import filenames
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.paths import AnyPath
-from keyfold.statestore.typed import Columns, Format
+from keyfold.statestore.schema.columns import Columns, Format
 
 Names: TypeAlias = str | Sequence[str] | None
 Placement: TypeAlias = Literal["auto", "tasks", "driver"]
@@ -134,7 +134,7 @@ class ChangelogSink(ForeachBatch):
             value_format=value_format,
         )
         self._encoding: tuple[str, RowEncoding] | None = None
-        if not keys or files.exists(self.path / names.IDENTITY):
+        if not keys or files.exists(self.path / filenames.IDENTITY):
             self._opened(None)
         else:
             check_creatable(files, self.path)
@@ -210,7 +210,7 @@ class ChangelogSink(ForeachBatch):
     @contextlib.contextmanager
     def _working_directory(self, writer: Writer) -> Iterator[Path]:
         """Where the tasks of one batch write; goes with it."""
-        directory = names.work(self.path, writer.opened_epoch, uuid.uuid4().hex)
+        directory = filenames.work(self.path, writer.opened_epoch, uuid.uuid4().hex)
         self._files.make_directory(directory, below=self.path)
         try:
             yield directory
@@ -237,7 +237,7 @@ class ChangelogSink(ForeachBatch):
         continued = {f.metadata[CONTINUES] for f in schema.fields if CONTINUES in (f.metadata or {})}
         if not continued:
             return
-        here = self._files.exists(self.path / names.IDENTITY)
+        here = self._files.exists(self.path / filenames.IDENTITY)
         found = read_identity(self._files, self.path).uuid if here else "a new changelog"
         if continued != {found}:
             raise ConfigError(

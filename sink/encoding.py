@@ -1,6 +1,6 @@
 """A DataFrame's rows to records: which columns make the key and the value, and which rows delete.
 
-The bytes are made in the JVM by expressions of Spark; how a column is written is the matter of `jsoncolumns`.
+The bytes are made in the JVM by expressions of Spark; how a column is written is the matter of `json_columns`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from keyfold.sink import jsoncolumns
-from keyfold.sink.jsoncolumns import Part
+from keyfold.sink import json_columns
+from keyfold.sink.json_columns import Part
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.sparktypes import quoted
-from keyfold.statestore.typed import Columns, Format, raw_format
+from keyfold.statestore.schema.columns import Columns, Format, raw_format
+from keyfold.statestore.schema.spark_types import quoted
 
 Names = str | Sequence[str] | None
 
 _KAFKA_OPTIONAL = {"headers": "array<struct<key:string,value:binary>>", "timestamp": "timestamp"}
 _KAFKA_IGNORED = ("topic", "partition", "offset", "timestampType")
-_ORDERED = (T.NumericType, T.StringType, T.BinaryType, T.BooleanType, *jsoncolumns.TIMES)
+_ORDERED = (T.NumericType, T.StringType, T.BinaryType, T.BooleanType, *json_columns.TIMES)
 
 
 class RowEncoding:
@@ -138,23 +138,23 @@ class RowEncoding:
     def _key(self, columns: Columns) -> Column:
         parts = [self._part(name) for name in columns.keys]
         raw = columns.key_format == "raw"
-        key = (parts[0].column if raw else jsoncolumns.key_object(parts)).cast("binary")
-        missing = jsoncolumns.either([part.column.isNull() for part in parts])
-        return F.when(missing, F.lit(None).cast("binary")).otherwise(jsoncolumns.refusing(key, parts))
+        key = (parts[0].column if raw else json_columns.key_object(parts)).cast("binary")
+        missing = json_columns.either([part.column.isNull() for part in parts])
+        return F.when(missing, F.lit(None).cast("binary")).otherwise(json_columns.refusing(key, parts))
 
     def _value(self, columns: Columns) -> Column:
         names = [f["name"] for f in columns.schema_json["fields"] if f["name"] not in columns.keys]
         parts = [part for part in map(self._part, names) if not isinstance(part.kind, T.NullType)]
         if columns.value_format == "raw":
             name, col, _ = parts[0]
-            missing = jsoncolumns.raised(
+            missing = json_columns.raised(
                 f"Column {name!r} is null, and a null value would delete the key.",
                 'delete with apply_as_deletes=, or keep nulls with value_format="json"',
             )
             value = F.when(col.isNull(), missing).otherwise(col.cast("binary"))
         else:
-            value = jsoncolumns.value_object(parts).cast("binary")
-        return jsoncolumns.refusing(value, parts)
+            value = json_columns.value_object(parts).cast("binary")
+        return json_columns.refusing(value, parts)
 
     def _kafka_record(self) -> list[Column]:
         record = [self._part(name).column.cast("binary") for name in ("key", "value")]
@@ -170,9 +170,9 @@ def refusal(error: BaseException) -> BadRecord | None:
     if not isinstance(error, PySparkException) or error.getCondition() != "USER_RAISED_EXCEPTION":
         return None
     message = (error.getMessageParameters() or {}).get("errorMessage", "")
-    if not message.startswith(jsoncolumns.MARK):
+    if not message.startswith(json_columns.MARK):
         return None
-    what, _, remedy = message.removeprefix(jsoncolumns.MARK).partition(jsoncolumns.REMEDY)
+    what, _, remedy = message.removeprefix(json_columns.MARK).partition(json_columns.REMEDY)
     return BadRecord(what, remedy=remedy)
 
 

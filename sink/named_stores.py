@@ -2,7 +2,7 @@ r"""Several stores of one task in one changelog, each with serdes and, if wanted
 
 A key of the store `clock` is `b"clock\0" + key` in the changelog: names have no NUL, so that no key of one
 store is one of another. An entry that was not written for its store's ttl is hidden from every read, by the
-timestamp of its last record. `keyfold.sink.expiry` makes tombstones of such entries by and by; until then who
+timestamp of its last record. `keyfold.sink.ttl` makes tombstones of such entries by and by; until then who
 reads the changelog itself (`restore`, `Changelog.get`) still finds them.
 """
 
@@ -19,7 +19,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.statestore.contract import (
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.keys.buffers import prefixed
+from keyfold.statestore.kv.api import (
     Entries,
     ReadOnlyStore,
     RecordStore,
@@ -28,10 +30,8 @@ from keyfold.statestore.contract import (
     check_key,
     prefix_end,
 )
-from keyfold.statestore.errors import ConfigError
-from keyfold.statestore.keybytes import prefixed
-from keyfold.statestore.kv import CHANGES_SCHEMA, Overlay, TypedStore
-from keyfold.statestore.serdes import BytesSerde, Serde
+from keyfold.statestore.kv.serdes import BytesSerde, Serde
+from keyfold.statestore.kv.stores import CHANGES_SCHEMA, Overlay, TypedStore
 
 _NAME: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 _SERDE: Final = ("serialize", "deserialize", "keeps_prefix")
@@ -62,7 +62,9 @@ class Store:
                     f"The {which} of a store needs a serde.",
                     expected=f"an object with {', '.join(_SERDE)}, such as StringSerde()",
                     found=f"the class {found}" if isinstance(serde, type) else found,
-                    remedy=f"write {found}()" if isinstance(serde, type) else "see keyfold.statestore.serdes",
+                    remedy=f"write {found}()"
+                    if isinstance(serde, type)
+                    else "see keyfold.statestore.kv.serdes",
                 )
         if self.ttl is not None and not (
             isinstance(self.ttl, timedelta) and self.ttl >= timedelta(milliseconds=1)
@@ -94,7 +96,7 @@ def checked_stores(stores: object) -> dict[str, Store]:
         if not isinstance(store, Store):
             raise ConfigError(
                 f"The store {name!r} is none.", expected="Store(key=…, value=…, ttl=…)",
-                found=type(store).__name__, remedy="make it with keyfold.sink.task.Store",
+                found=type(store).__name__, remedy="make it with keyfold.sink.task_sink.Store",
             )  # fmt: skip
     return dict(stores)
 

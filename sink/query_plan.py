@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from keyfold.checkpoints.resumption import Operator, QueryStart
-from keyfold.checkpoints.source_positions import Begin, beginning_of, is_seed, seed_of
+from keyfold.checkpoints.manifest.resumption import Operator, QueryStart
+from keyfold.checkpoints.manifest.source_offsets import Begin, beginning_of, is_seed, seed_of
 
 #: In the metadata of a column of an initial state: `{"changelog": uuid, "commit": number}`.
 STATE_OF: Final = "keyfold.state"

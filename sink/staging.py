@@ -26,8 +26,11 @@ from pyspark import TaskContext
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import types as T
 
-from keyfold.statestore import names
-from keyfold.statestore.blocks import (
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
+from keyfold.statestore.files import LOCAL, Files, OpenFile
+from keyfold.statestore.keys.partitioner import partitions_of
+from keyfold.statestore.segment.block import (
     BLOCK_BYTES,
     HEADERS_TYPE,
     decode,
@@ -37,10 +40,7 @@ from keyfold.statestore.blocks import (
     record_batch,
     split,
 )
-from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
-from keyfold.statestore.files import LOCAL, Files, OpenFile
-from keyfold.statestore.hashing import partitions_of
-from keyfold.statestore.segment import Block, block_of
+from keyfold.statestore.segment.writer import Block, block_of
 from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Stage:
         Raises:
             StorageFailed: the file cannot be written.
         """
-        path = names.staged(Path(self.directory), self.batch, task, attempt)
+        path = filenames.staged(Path(self.directory), self.batch, task, attempt)
         writing = _Writing(files, path, task, attempt)
         try:
             return self._run(writing, batches)
@@ -358,7 +358,7 @@ def _compressed(block: np.ndarray, compression: str) -> pa.Buffer:
 
 def _read(files: Files, stage: Stage, s: Staged) -> pa.Buffer:
     """A staged block; read, not mapped: mapped pages would count as the driver's memory."""
-    path = names.staged(Path(stage.directory), stage.batch, s.task, s.attempt)
+    path = filenames.staged(Path(stage.directory), stage.batch, s.task, s.attempt)
     try:
         data = files.read(path, s.position, s.length)
     except OSError as e:

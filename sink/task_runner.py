@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
-from keyfold.checkpoints.hosting import Host
+from keyfold.checkpoints.engine import Host
 from keyfold.checkpoints.transaction import Transaction
-from keyfold.sink.expiry import Sweep, Sweeper
 from keyfold.sink.named_stores import NamedStores, Store, checked_stores, has_other_keys, prefix_of
-from keyfold.statestore.contract import RecordStore
+from keyfold.sink.ttl import Sweep, Sweeper
 from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.kv.api import RecordStore
 
 Call = Callable[..., object]
 

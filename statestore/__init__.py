@@ -1,4 +1,10 @@
-"""Bytes at rest: blocks, segments, indexes, file names, the file-system seam, RocksDB last values, serdes.
+"""Bytes at rest: errors, files, segments, key-value stores. Nothing here knows of commits or of Spark.
 
-Nothing here knows of commits, of the manifest or of Spark: whoever calls says which bytes count.
+Files, paths and errors are here; the rooms are:
+
+    keys       the bytes of keys: buffers, order, hashes, partitions
+    segment    blocks of records in segment files
+    schema     typed columns and their JSON
+    kv         what a key-value store is, in Samza's terms
+    rocksdb    last values in RocksDB
 """

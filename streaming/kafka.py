@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 
-from keyfold.checkpoints.source_positions import Place, kafka_position
-from keyfold.sink.delivery import check_dataframe
+from keyfold.checkpoints.manifest.source_offsets import Place, kafka_position
+from keyfold.sink.batch_gate import check_dataframe
 from keyfold.statestore.errors import ConfigError, NotResumable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from keyfold.checkpoints.resume import Resumed
+    from keyfold.checkpoints.resume.resume import Resumed
 
 log = logging.getLogger("keyfold")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from keyfold.checkpoints.views import ViewLock, drop_lease, now_ms, write_lease
-from keyfold.statestore import names
+from keyfold.checkpoints.log.reader_marks import ViewLock, drop_lease, now_ms, write_lease
+from keyfold.statestore import filenames
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files
 
@@ -71,7 +71,7 @@ def renew(files: Files, root: Path, lease: Lease, n: int) -> Lease | None:
     Several tasks renew one lease. Only one at a time may replace the file, so the others leave it to that
     one: its lock is on the file that is replaced, and with it the lock's meaning ends.
     """
-    path = names.lease(root, lease.identifier)
+    path = filenames.lease(root, lease.identifier)
     expires = now_ms() + lease.timeout_ms
     try:
         if not files.exists(path):
@@ -106,8 +106,8 @@ def _without(root: Path, e: OSError) -> None:
 
 def _sweep(files: Files, root: Path, now: int) -> None:
     """Remove leases that ran out: without a writer nobody else would."""
-    for name in files.list_directory(root / names.READERS):
-        path = root / names.READERS / name
+    for name in files.list_directory(root / filenames.READERS):
+        path = root / filenames.READERS / name
         if name.endswith(".lease"):
             try:
                 if json.loads(files.read(path))["expires_ms"] < now:

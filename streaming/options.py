@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from keyfold.checkpoints.handing import HandedView
+from keyfold.checkpoints.restore.view_token import HandedView
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.paths import local_path
 

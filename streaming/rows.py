@@ -22,9 +22,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from keyfold.statestore import sparktypes
 from keyfold.statestore.errors import ConfigError
-from keyfold.statestore.typed import Columns
+from keyfold.statestore.schema import spark_types
+from keyfold.statestore.schema.columns import Columns
 from keyfold.streaming.options import Mode
 
 #: Kafka's timestamp type 0 is CreateTime: the time that the record was given by whoever made it.
@@ -117,7 +117,7 @@ class Rows:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """What Spark compares a source's batches with: the types of `toArrow()`, each column's nullability."""
-    types = sparktypes.arrow_schema([sparktypes.cleaned(f) for f in schema.jsonValue()["fields"]])
+    types = spark_types.arrow_schema([spark_types.cleaned(f) for f in schema.jsonValue()["fields"]])
     return pa.schema([f.with_nullable(s.nullable) for f, s in zip(types, schema.fields, strict=True)])
 
 

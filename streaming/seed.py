@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from keyfold.checkpoints.resume import Resumed
+    from keyfold.checkpoints.resume.resume import Resumed
 
 
 def seed(spark: SparkSession, resumed: Resumed) -> DataFrame:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from keyfold.checkpoints.identity import read_identity
+from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
-from keyfold.streaming.batch import KeyfoldReader
+from keyfold.streaming.batch_reader import KeyfoldReader
 from keyfold.streaming.options import Kind, parse
 from keyfold.streaming.rows import Rows, check_schema
-from keyfold.streaming.stream import FollowingReader, SeedReader
+from keyfold.streaming.stream_reader import FollowingReader, SeedReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

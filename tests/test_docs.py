@@ -105,7 +105,7 @@ def test_keyfold_commands_run_where_the_python_blocks_before_them_ran(
     write: WritePage, tmp_path: Path
 ) -> None:
     write_log = (
-        "'''python\nimport pyarrow as pa\nfrom keyfold.checkpoints import Changelog\n"
+        "'''python\nimport pyarrow as pa\nfrom keyfold import Changelog\n"
         "with Changelog.open('var/log', partitions=1) as log:\n"
         "    log.append(pa.table({'key': [b'a'], 'value': [b'1']}), app_id='page', batch_id=0)\n'''\n"
     )

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.sink.task import Int64Serde
+from keyfold import Changelog, restore
+from keyfold.sink.task_sink import Int64Serde
 from keyfold.statestore.errors import KeyfoldError
 
 HERE = Path(__file__).resolve().parent

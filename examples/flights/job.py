@@ -21,10 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from keyfold.checkpoints import resume_if_lost
-from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.sink.task import Int64Serde, JsonSerde, NamedStores, Store, StringSerde, Task
-from keyfold.streaming import aggregate, register
+from keyfold import ChangelogSink, Store, Task, TaskSink, aggregate, register, resume_if_lost
+from keyfold.sink.task_sink import Int64Serde, JsonSerde, NamedStores, StringSerde
 
 PARTITIONS = 4
 #: The demo compacts by hand at its end, to show what that does. Left out, a background thread cleans.

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold import Changelog, restore
 from keyfold.statestore.errors import CompactedAway
 
 

@@ -33,7 +33,7 @@ import data  # noqa: E402
 import duckdb  # noqa: E402
 import oracle  # noqa: E402
 
-from keyfold.checkpoints import Changelog, restore  # noqa: E402
+from keyfold import Changelog, restore  # noqa: E402
 from keyfold.statestore.errors import KeyfoldError  # noqa: E402
 from support.kafka_broker import Broker, unavailable  # noqa: E402
 

@@ -15,9 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from keyfold.checkpoints import resume_if_lost
-from keyfold.sink import ChangelogSink
-from keyfold.streaming import aggregate, kafka_stream, register
+from keyfold import ChangelogSink, aggregate, kafka_stream, register, resume_if_lost
 
 FLIGHT = "carrier STRING, delay_minutes INT, miles INT"
 PARTITIONS = 4

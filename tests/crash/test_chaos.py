@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.verify import verify
+from keyfold import Changelog, restore
+from keyfold.checkpoints.verify.verify import verify
 from support import thieves
 from support.folds import IN_MEMORY
 from support.soaking import Soak, in_rounds

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from faults import FailAt, KillAt, Killed, Operation, changes
-from keyfold.checkpoints import writer
+from keyfold.checkpoints.log import writer
 from keyfold.statestore.errors import KeyfoldError
-from powerloss import Disk, PowerLoss
+from support.faults.inject import FailAt, KillAt, Killed, Operation, changes
+from support.faults.powerloss import Disk, PowerLoss
 from support.folds import IN_MEMORY
-from support.lives import BATCHES, bury, fault_in, live
+from support.lifecycle import BATCHES, bury, fault_in, live
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from faults import PauseAt, on
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 from keyfold.statestore.files import LOCAL
+from support.faults.inject import PauseAt, on
 from support.folds import IN_MEMORY
 
 CONFIG = {"segment.bytes": 2048, "cleaner.threads": 0, "delete.retention.ms": 10**12, "anchors.auto": 0}
@@ -25,7 +25,7 @@ KEYS = 20
 READER = f"""
 KEYS = {KEYS}
 import sys
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 views = 0
 while True:
     with Changelog.open(sys.argv[1], mode="r") as log:
@@ -112,7 +112,7 @@ def test_appends_go_on_while_a_pass_is_writing_its_copy(tmp_path: Path) -> None:
 def test_a_reader_that_died_holds_nothing_back(tmp_path: Path) -> None:
     path = tmp_path / "log"
     code = (
-        "import os, signal, sys; from keyfold.checkpoints import Changelog\n"
+        "import os, signal, sys; from keyfold import Changelog\n"
         "log = Changelog.open(sys.argv[1], mode='r')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

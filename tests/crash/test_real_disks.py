@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.verify import verify
+from keyfold import Changelog, restore
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import StorageFailed, WriterFenced
-from machines import Ext4, ext4, run_injected, tmpfs
+from support.faults.machines import Ext4, ext4, run_injected, tmpfs
 from support.soaking import Soak, in_rounds
 
 CONFIG = {"cleaner.threads": 0, "cleanup.policy": "delete"}
@@ -21,7 +21,7 @@ CONFIG = {"cleaner.threads": 0, "cleanup.policy": "delete"}
 #: Appends batches of one key each, and tells a number once it is acknowledged.
 APPENDER = """
 import sys, pyarrow as pa
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 from keyfold.statestore.errors import KeyfoldError
 try:
     with Changelog.open(sys.argv[1], config={"cleaner.threads": 0, "cleanup.policy": "delete"}) as log:

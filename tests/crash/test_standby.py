@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.verify import verify
+from keyfold import Changelog, restore
+from keyfold.checkpoints.verify.verify import verify
 from support.soaking import Soak, in_rounds
-from support.standing import APP, Relay, model, prepared
+from support.standby_writers import APP, Relay, model, prepared
 
 
 def test_over_fifty_takeovers_no_batch_is_lost_and_none_comes_twice(tmp_path: Path, soak: bool) -> None:

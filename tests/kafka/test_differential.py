@@ -42,8 +42,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from keyfold.checkpoints import Changelog, cleaner_manager
-from support.histories import (
+from keyfold import Changelog
+from keyfold.checkpoints.cleaner import manager
+from support.kafka_broker import Broker, unavailable
+from support.log_generator import (
     SEGMENT_MS,
     START_MS,
     History,
@@ -52,7 +54,6 @@ from support.histories import (
     differences,
     random_history,
 )
-from support.kafka_broker import Broker, unavailable
 
 # kafka-python reads its schemas in a way that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*_text is deprecated:DeprecationWarning")
@@ -126,7 +127,7 @@ def _by_keyfold(history: History, path: Path) -> list[list[Record]]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             # Kafka does not come by for old deletes alone, keyfold's pool does where a log is at rest.
-            patch.setattr(cleaner_manager, "_REST", 10**9)
+            patch.setattr(manager, "_REST", 10**9)
             return _cleaned(history, path)
     except Exception as e:
         raise AssertionError(f"keyfold failed in history {history.name}") from e

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold import Changelog, restore
 from keyfold.statestore.errors import KeyfoldError
 from support.kafka_job import NAMES
 from support.kafka_topics import Sent, Topics

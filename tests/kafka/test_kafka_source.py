@@ -14,11 +14,19 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog, Resumed, restore, resume, resume_if_lost
-from keyfold.sink import ChangelogSink
+from keyfold import (
+    Changelog,
+    ChangelogSink,
+    Resumed,
+    aggregate,
+    kafka_stream,
+    register,
+    restore,
+    resume,
+    resume_if_lost,
+)
 from keyfold.statestore.errors import NotResumable
 from keyfold.statestore.files import Files
-from keyfold.streaming import aggregate, kafka_stream, register
 from support.events import QUIET, finish, fold, forget_batch, lose
 from support.kafka_topics import Sent, Topics
 

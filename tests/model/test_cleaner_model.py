@@ -18,12 +18,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from keyfold.checkpoints import Changelog, offset_map, restore
-from keyfold.checkpoints.compactor import Aborted, clean_partition
-from keyfold.checkpoints.retention import apply_retention
-from keyfold.checkpoints.verify import verify
-from keyfold.statestore import blocks
+from keyfold import Changelog, restore
+from keyfold.checkpoints.cleaner.clean_pass import Aborted, clean_partition
+from keyfold.checkpoints.cleaner.retention import apply_retention
+from keyfold.checkpoints.compaction import offset_map
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import CompactedAway, KeyfoldError
+from keyfold.statestore.segment import block
 from support.folds import IN_MEMORY
 from support.proofs import Record, prove
 
@@ -47,7 +48,7 @@ NAMES = st.sampled_from(["x", "y", "z"])
 def small() -> Iterator[None]:
     """Two records to a block, four keys to a map of a kibibyte."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_RECORDS_MAX", 2)
+        patch.setattr(block, "BLOCK_RECORDS_MAX", 2)
         patch.setattr(offset_map, "BYTES_PER_KEY", 256)
         yield
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keyfold.checkpoints import fold, last_keys
-from keyfold.checkpoints.fold import FoldCounts, OffsetMap, compact, last_per_key, last_values
+from keyfold.checkpoints.compaction import fold, key_index
+from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compact, last_per_key, last_values
 from support.fold_model import HASHES, Record, batches, compacted, folded, map_end, records, two_bits
 
 HashKeys = Callable[[pa.Array], npt.NDArray[np.int64]]
@@ -56,7 +56,7 @@ def scaled(scale: Scale) -> Iterator[None]:
         if scale is not None:
             names = ("_ROOM_MIN", "_ROOM_FREE", "_SLICE", "_GATHER_ROWS", "SMALL_ROWS", "_BUCKET_MAX")
             for name, value in zip(names, scale, strict=True):
-                patch.setattr(last_keys, name, value)
+                patch.setattr(key_index, name, value)
             patch.setattr(fold, "_SMALL_ROWS", 3)
         yield
 

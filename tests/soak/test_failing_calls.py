@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from faults import QUICK, FailAt, Operation
 from keyfold.statestore.errors import KeyfoldError
+from support.faults.inject import QUICK, FailAt, Operation
 from support.folds import IN_MEMORY
+from support.lifecycle import bury
 from support.lived import Life
-from support.lives import bury
 from support.soaking import Soak
 
 pytestmark = pytest.mark.soak

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import QUICK
+from support.faults.inject import QUICK
 from support.folds import IN_MEMORY
 from support.life_server import STEPS, LifeServer
 from support.lived import Life

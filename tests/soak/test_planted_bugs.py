@@ -17,13 +17,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from faults import Selection, on
-from keyfold.checkpoints import admission, compactor, reading, records, section, views
-from keyfold.checkpoints.ownership import Ownership
+from keyfold.checkpoints.cleaner import clean_pass, log_to_clean
+from keyfold.checkpoints.log import ingest, reader, reader_marks
+from keyfold.checkpoints.log.ownership import Ownership
+from keyfold.checkpoints.manifest import idempotence
 from keyfold.statestore.errors import KeyfoldError
-from keyfold.statestore.segment_reader import SegmentReader
-from powerloss import Disk, PowerLoss
+from keyfold.statestore.segment.reader import SegmentReader
 from support.corrupting import corrupt
+from support.faults.inject import Selection, on
+from support.faults.powerloss import Disk, PowerLoss
 from support.folds import IN_MEMORY
 from support.lived import Life
 from support.losing import lose_power
@@ -51,18 +53,18 @@ def _no_horizon(of: Any) -> Any:
 
 #: What is wrong → where it is planted, and what is there instead of what was.
 IN_THE_PRODUCT: dict[str, list[tuple[Any, str, Wrap]]] = {
-    "a batch is taken twice": [(admission, "appended", lambda of: lambda *a: None)],
-    "other rows are taken for the same batch": [(records, "digest", lambda of: lambda *a: "same")],
-    "keys are said to be unique up to the end": [(reading, "unique_below_of", lambda of: lambda p: p.end)],
+    "a batch is taken twice": [(idempotence, "appended", lambda of: lambda *a: None)],
+    "other rows are taken for the same batch": [(ingest, "digest", lambda of: lambda *a: "same")],
+    "keys are said to be unique up to the end": [(reader, "unique_below_of", lambda of: lambda p: p.end)],
     "anchors cut no pass": [
-        (section, "anchor_offsets", lambda of: lambda *a: set()),
-        (compactor, "anchor_offsets", lambda of: lambda *a: set()),
+        (log_to_clean, "anchor_offsets", lambda of: lambda *a: set()),
+        (clean_pass, "anchor_offsets", lambda of: lambda *a: set()),
     ],
     "deletes go in their first pass": [
-        (section, "section_of", _no_horizon),
-        (compactor, "section_of", _no_horizon),
+        (log_to_clean, "section_of", _no_horizon),
+        (clean_pass, "section_of", _no_horizon),
     ],
-    "files go under readers": [(views, "oldest_view", lambda of: lambda *a: None)],
+    "files go under readers": [(reader_marks, "oldest_view", lambda of: lambda *a: None)],
     "an overtaken writer goes on": [
         (Ownership, "loss", lambda of: lambda *a: None),
         (Ownership, "misplaced", lambda of: lambda *a: None),

@@ -1,4 +1,4 @@
-"""`keyfold.streaming.aggregate`: what a resumed aggregation gives, and what is refused."""
+"""`keyfold.aggregate`: what a resumed aggregation gives, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog, resume, resume_if_lost
-from keyfold.sink import ChangelogSink
+from keyfold import Changelog, ChangelogSink, aggregate, register, resume, resume_if_lost
 from keyfold.statestore.errors import ConfigError, SchemaMismatch
-from keyfold.streaming import aggregate, register
 from support.events import QUIET, Events, finish, fold, forget_batch, kept, lose, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from keyfold.checkpoints import Resumed
+    from keyfold import Resumed
 
 SCHEMA = "word string not null, n long, small int, price decimal(9,2), name string, day date, x double"
 Row = tuple[Any, ...]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.typed import Columns
+from keyfold.statestore.schema.columns import Columns
 from support.encodings import SESSIONS, encoded, sessions_of
 from support.typed_golden import GOLDEN, NOT_FINITE, UTC, exact
 

@@ -1,4 +1,4 @@
-"""`keyfold.streaming.initial_state`: a restored state in the hands of `transformWithState`."""
+"""`keyfold.initial_state`: a restored state in the hands of `transformWithState`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("google.protobuf")
 
-from keyfold.checkpoints import resume
-from keyfold.sink import ChangelogSink
+from keyfold import ChangelogSink, initial_state, resume
 from keyfold.statestore.errors import ConfigError
-from keyfold.streaming import initial_state
 from support.events import QUIET, Events, finish, fold, forget_batch, kept, lose
 from support.session import stateful_session
 from support.totals import by_pandas, by_rows
@@ -22,7 +20,7 @@ from support.totals import by_pandas, by_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from keyfold.checkpoints import Resumed
+    from keyfold import Resumed
 
 FIRST = [("a", 1), ("b", 2), ("a", 4)]
 SECOND = [("a", 10), ("c", 3)]

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold import Changelog, restore
 from keyfold.statestore.errors import KeyfoldError
 from support import killed_job
 from support.soaking import Soak, in_rounds

@@ -12,17 +12,15 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog, restore, resume
-from keyfold.sink import ChangelogSink
+from keyfold import Changelog, ChangelogSink, aggregate, register, restore, resume
 from keyfold.statestore.errors import CompactedAway, ConfigError
-from keyfold.streaming import aggregate, register
 from support.events import QUIET, Events, finish, fold, kept, lose
 from support.source import leases, numbered, table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from keyfold.checkpoints import Resumed
+    from keyfold import Resumed
 
 SCHEMA = "word string, n long"
 

@@ -19,9 +19,8 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog, restore, resume
-from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.streaming import aggregate, initial_state, register, seed
+from keyfold import Changelog, ChangelogSink, TaskSink, aggregate, initial_state, register, restore, resume
+from keyfold.streaming.seed import seed
 from support import streams
 from support.events import QUIET, Events, finish
 from support.session import stateful_session
@@ -29,7 +28,7 @@ from support.session import stateful_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from keyfold.checkpoints import Resumed
+    from keyfold import Resumed
 
 SCHEMA = "word string, n long"
 BEFORE = [("a", 1), ("b", 2), ("a", 4)]

@@ -16,8 +16,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog
-from keyfold.sink import ChangelogSink
+from keyfold import Changelog, ChangelogSink
 from keyfold.statestore.errors import (
     BadRecord,
     BatchConflict,
@@ -235,7 +234,7 @@ def test_a_task_that_is_tried_again_adds_its_rows_once(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from pyspark.sql import SparkSession
-        from keyfold.sink import ChangelogSink
+        from keyfold import ChangelogSink
         from support import streams
         root = Path(sys.argv[1])
         builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
@@ -317,7 +316,7 @@ def test_keys_for_a_changelog_of_raw_bytes_are_refused_and_the_other_way_round(
 
 def test_a_changelog_that_another_process_writes_is_refused_with_its_pid(tmp_path: Path) -> None:
     hold = (
-        "from keyfold.checkpoints import Changelog\n"
+        "from keyfold import Changelog\n"
         f"log = Changelog.open({str(tmp_path / 'log')!r}); print(1, flush=True); input()"
     )
     other = subprocess.Popen(

@@ -12,8 +12,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import StreamingQueryException
 
-from keyfold.checkpoints import Changelog
-from keyfold.sink import ChangelogSink, TaskSink
+from keyfold import Changelog, ChangelogSink, TaskSink
 from keyfold.statestore.errors import ConfigError
 from support import streams
 from support.streams import forget_batch, run

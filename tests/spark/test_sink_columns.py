@@ -11,8 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.sink import ChangelogSink
+from keyfold import Changelog, ChangelogSink, restore
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from support.streams import pairs
 

@@ -17,13 +17,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import StreamingQueryException
 
-from keyfold.checkpoints import resume
-from keyfold.checkpoints.admission import StreamBatch
-from keyfold.checkpoints.resumption import QueryStart
-from keyfold.checkpoints.state import Anchor, Commit, empty
-from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.sink.delivery import Delivery, batch_of
-from keyfold.sink.query import HadoopOffsetLog, LocalOffsetLog, positions
+from keyfold import ChangelogSink, TaskSink, resume
+from keyfold.checkpoints.manifest.idempotence import StreamBatch
+from keyfold.checkpoints.manifest.resumption import QueryStart
+from keyfold.checkpoints.manifest.state import Anchor, Commit, empty
+from keyfold.sink.batch_gate import Delivery, batch_of
+from keyfold.sink.offset_log import HadoopOffsetLog, LocalOffsetLog, positions
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from support import streams

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from keyfold.checkpoints import Changelog, restore
+from keyfold import Changelog, restore
 from support.source import QUIET, TYPED, clean, leases, log_rows, table
 
 pytest.importorskip("pyspark")
@@ -19,8 +19,8 @@ pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import functions as F
 
+from keyfold import register
 from keyfold.sink.encoding import RowEncoding
-from keyfold.streaming import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 from support.source import QUIET, table
 
 pytest.importorskip("pyspark")
 
 import pyspark_keyfold
 
-from keyfold.streaming import KeyfoldSource
+from keyfold.streaming.source import KeyfoldSource
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

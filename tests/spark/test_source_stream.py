@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from keyfold.checkpoints import Changelog, restore, resume
-from keyfold.checkpoints.writer import Batch
+from keyfold import Changelog, restore, resume
+from keyfold.checkpoints.log.writer import Batch
 from support.source import QUIET, TYPED, leases, log_rows, numbered, table
 
 pytest.importorskip("pyspark")
@@ -20,7 +20,8 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.streaming import register, seed
+from keyfold import register
+from keyfold.streaming.seed import seed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

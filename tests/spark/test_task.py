@@ -12,9 +12,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import restore
-from keyfold.sink import Store, Task, TaskSink
-from keyfold.sink.task import Int64Serde, StringSerde
+from keyfold import Store, Task, TaskSink, restore
+from keyfold.sink.task_sink import Int64Serde, StringSerde
 from keyfold.statestore.errors import ConfigError
 from support import streams
 from support.streams import commits, forget_batch, run

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from faults import Operation, Watched
+from support.faults.inject import Operation, Watched
 
 _PATIENCE_S = 60.0
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
-from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.journal import Head, decode_line, encode_line
+from keyfold import Changelog
+from keyfold.checkpoints.manifest.journal import Head, decode_line, encode_line
 
 BY_HAND = {"cleaner.threads": 0}
 
@@ -116,7 +116,7 @@ KEYFOLD = str(Path(sys.executable).with_name("keyfold"))
 
 _LIVING = """
 import sys, pyarrow as pa
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 with Changelog.open(sys.argv[1], partitions=2, config={"cleaner.threads": 0}) as log:
     print("open", flush=True)
     for line in sys.stdin:

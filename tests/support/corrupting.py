@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import QUICK
-from keyfold.checkpoints import Changelog
-from keyfold.checkpoints.opening import open_writer
-from keyfold.checkpoints.verify import verify
+from keyfold import Changelog
+from keyfold.checkpoints.log.recovery import open_writer
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import KeyfoldError
 from keyfold.statestore.files import Files
-from powerloss import Tree, tree_of, written
+from support.faults.inject import QUICK
+from support.faults.powerloss import Tree, tree_of, written
 from support.in_memory import InMemory
 from support.lived import NOW_MS, Life
 from support.perfect import Found, found_in

@@ -9,8 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from keyfold.checkpoints import restore
-from keyfold.sink import ChangelogSink
+from keyfold import ChangelogSink, restore
 
 #: Nothing is folded but by hand, and no commit is an anchor by itself.
 QUIET = {"cleaner.threads": 0, "anchors.auto": 0}
@@ -60,7 +59,7 @@ def finish(frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint:
 
 def fold(path: Path) -> None:
     """One full pass over the changelog; what it replaced is deleted unless a reader needs it."""
-    from keyfold.checkpoints import Changelog
+    from keyfold import Changelog
 
     with Changelog.open(path) as log:
         log.compact()

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.checkpoints.grouping import group_hash
-from keyfold.statestore.blocks import RECORD_SCHEMA
-from keyfold.statestore.hashing import xxh64
+from keyfold.statestore.keys.group_hash import group_hash
+from keyfold.statestore.keys.partitioner import xxh64
+from keyfold.statestore.segment.block import RECORD_SCHEMA
 
 
 class Record(NamedTuple):

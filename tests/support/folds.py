@@ -6,7 +6,7 @@ import os
 
 import pyarrow as pa
 
-from keyfold.statestore.lastvalues import Identity, LastValues
+from keyfold.statestore.rocksdb.store import Identity, LastValues
 
 #: Where a test is not about durability, RocksDB's many syncs go to memory if they can.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -12,9 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import functions as F
 
-from keyfold.checkpoints import resume_if_lost
-from keyfold.sink import ChangelogSink
-from keyfold.streaming import aggregate, kafka_stream, register
+from keyfold import ChangelogSink, aggregate, kafka_stream, register, resume_if_lost
 from support.session import spark_session
 
 NAMES = ("counts", "records")

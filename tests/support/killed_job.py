@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from keyfold.sink import ChangelogSink
+from keyfold import ChangelogSink
 from support.session import spark_session
 
 FILES = 18

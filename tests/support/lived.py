@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.opening import open_writer
+from keyfold import Changelog, restore
+from keyfold.checkpoints.log.recovery import open_writer
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import Files
 from support.perfect import Filling, Perfect, Row, found_in, table

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from faults import QUICK
-from keyfold.checkpoints.verify import verify
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.files import Files
-from powerloss import Disk, Left, PowerLoss, tree_of, written
+from support.faults.inject import QUICK
+from support.faults.powerloss import Disk, Left, PowerLoss, tree_of, written
 from support.in_memory import InMemory
 from support.lived import Life, Stated, stated
 from support.soaking import Soak

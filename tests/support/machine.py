@@ -19,12 +19,15 @@ from unittest import mock
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from faults import KillAt, Operation, Selection, Watched, changes
-from keyfold.checkpoints import Changelog, reading, records, restore
-from keyfold.checkpoints.points import ends_at
-from keyfold.checkpoints.verify import verify
-from keyfold.statestore import blocks, names
+from keyfold import Changelog, restore
+from keyfold.checkpoints.log import ingest as records
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.manifest.resolve import ends_at
+from keyfold.checkpoints.verify.verify import verify
+from keyfold.statestore import filenames
 from keyfold.statestore.errors import CompactedAway
+from keyfold.statestore.segment import block
+from support.faults.inject import KillAt, Operation, Selection, Watched, changes
 from support.folds import IN_MEMORY
 from support.horizons import Horizons
 from support.perfect import Ends, Found, Made, Perfect, folded, found_in
@@ -196,7 +199,7 @@ class Machine(RuleBasedStateMachine):
             assert offsets == sorted(set(offsets))
             assert all(starts[p] <= offset for offset in offsets)
             assert all(tuple(row[1:]) == model.records[p][row[0]] for row in rows)
-            below = reading.unique_below_of(view.state.partitions[p])
+            below = reader.unique_below_of(view.state.partitions[p])
             keys = [key for offset, key, _, _ in rows if offset < below]
             assert len(keys) == len(set(keys)), f"partition {p}: keys are not unique below {below}"
         assert self.fold_of(raw, model.ends) == model.started(starts).fold()
@@ -330,14 +333,14 @@ class Machine(RuleBasedStateMachine):
         segments = 0
         for number, p in enumerate(state.partitions):
             named = {s.name for s in p.segments} | {
-                names.segment_index(s.name) for s in p.segments if s.sealed
+                filenames.segment_index(s.name) for s in p.segments if s.sealed
             }
             segments += len(p.segments)
-            directory = names.partition(self.path, number)
+            directory = filenames.partition(self.path, number)
             there = {f.name for f in directory.iterdir()} if directory.exists() else set()
             assert {f for f in there if not f.startswith("store-")} == named
-        assert [f for f in (self.path / names.WORK).rglob("*") if not f.is_dir()] == []
-        manifest = sorted((self.path / names.MANIFEST).iterdir())
+        assert [f for f in (self.path / filenames.WORK).rglob("*") if not f.is_dir()] == []
+        manifest = sorted((self.path / filenames.MANIFEST).iterdir())
         assert len(manifest) == 2, manifest
         kept = 2 * len(state.commits) + len(state.apps) + len(state.anchors)
         assert len(state.commits) <= len(self.model.commits)
@@ -349,5 +352,5 @@ class Machine(RuleBasedStateMachine):
 
 @contextmanager
 def _blocks_of(block_bytes: int) -> Iterator[None]:
-    with mock.patch.object(records, "split", partial(blocks.split, block_bytes=block_bytes)):
+    with mock.patch.object(records, "split", partial(block.split, block_bytes=block_bytes)):
         yield

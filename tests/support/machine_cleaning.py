@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import precondition, rule
 
-from keyfold.checkpoints.compactor import Aborted, clean_partition
+from keyfold.checkpoints.cleaner.clean_pass import Aborted, clean_partition
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from support.machine_writing import WritingMachine
 

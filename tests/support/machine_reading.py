@@ -11,11 +11,11 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import precondition, rule
 
-from faults import Watched
-from keyfold.checkpoints import Changelog, RestoredState, restore, resume
-from keyfold.checkpoints.verify import verify
+from keyfold import Changelog, RestoredState, restore, resume
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import CompactedAway
-from keyfold.statestore.hashing import partition_of
+from keyfold.statestore.keys.partitioner import partition_of
+from support.faults.inject import Watched
 from support.machine import Bounded
 from support.machine_cleaning import CleaningMachine
 from support.machine_writing import KEYS

@@ -10,8 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import precondition, rule
 
-from faults import Killed
-from keyfold.checkpoints import Changelog, Standby
+from keyfold import Changelog, Standby
 from keyfold.statestore.errors import (
     BatchConflict,
     ChangelogLocked,
@@ -20,7 +19,8 @@ from keyfold.statestore.errors import (
     KeyfoldError,
     WriterFenced,
 )
-from support.lives import bury, forget
+from support.faults.inject import Killed
+from support.lifecycle import bury, forget
 from support.machine import CONFIG, Bounded, Machine, of_the_log
 from support.perfect import Filling, Row, table
 

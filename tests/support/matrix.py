@@ -22,13 +22,21 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from faults import KillAt, Killed, Selection, changes, on
-from keyfold.checkpoints import Changelog, Resumed, restore, resume_if_lost
-from keyfold.sink import ChangelogSink, TaskSink
-from keyfold.sink.task import Int64Serde, Store, StringSerde
-from keyfold.statestore.typed import Columns
-from keyfold.streaming import aggregate, initial_state
-from support.lives import bury
+from keyfold import (
+    Changelog,
+    ChangelogSink,
+    Resumed,
+    Store,
+    TaskSink,
+    aggregate,
+    initial_state,
+    restore,
+    resume_if_lost,
+)
+from keyfold.sink.task_sink import Int64Serde, StringSerde
+from keyfold.statestore.schema.columns import Columns
+from support.faults.inject import KillAt, Killed, Selection, changes, on
+from support.lifecycle import bury
 
 #: Key, amount, whether the key is deleted.
 Event = tuple[str, int, bool]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from keyfold.statestore.hashing import partition_of
+from keyfold.statestore.keys.partitioner import partition_of
 
 #: key, value or None, timestamp in ms
 Record = tuple[bytes, bytes | None, int]

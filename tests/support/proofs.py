@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 
 #: Key, and value or None.
 Record = tuple[bytes, bytes | None]

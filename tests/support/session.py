@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from keyfold.streaming import register
+from keyfold import register
 
 _LOG4J = """\
 rootLogger.level = error

@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from keyfold.checkpoints import Changelog
-from keyfold.statestore.typed import Columns
+from keyfold import Changelog
+from keyfold.statestore.schema.columns import Columns
 from keyfold.streaming.source import KeyfoldSource
 
 #: No pass by itself, and no anchors: tests say when records are folded.

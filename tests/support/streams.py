@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 
 Sink = Callable[[DataFrame, int], None]
 

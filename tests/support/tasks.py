@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from keyfold.checkpoints import Changelog, admission
-from keyfold.checkpoints.state import Commit
+from keyfold import Changelog
+from keyfold.checkpoints.manifest import idempotence
+from keyfold.checkpoints.manifest.state import Commit
 from keyfold.sink.task_runner import TaskRunner
 
 APP = "task"
@@ -28,7 +29,7 @@ def deliver(
     """Commit one micro-batch; None where it was committed before."""
     host = log.host
     with host.transactions:
-        if admission.appended(log.state, APP, batch_id, "") is not None:
+        if idempotence.appended(log.state, APP, batch_id, "") is not None:
             return None
         ran = runner.run(host, batches)
         commit = host.append(ran.changes, APP, batch_id, nullcontext())

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
-from keyfold.checkpoints import Changelog
+from keyfold import Changelog
 from keyfold.statestore.errors import Damaged, KeyfoldError
 from support.changelogs import rows
 

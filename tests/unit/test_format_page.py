@@ -10,10 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from keyfold.checkpoints import Changelog, restore, writer
-from keyfold.checkpoints.retention import apply_retention
+from keyfold import Changelog, restore
+from keyfold.checkpoints.cleaner.retention import apply_retention
+from keyfold.checkpoints.log import writer
 from keyfold.statestore.errors import CompactedAway
-from keyfold.statestore.typed import Columns
+from keyfold.statestore.schema.columns import Columns
 from support.changelogs import Clock, make_closed, make_crashed
 from support.foreign_reader import ForeignReader, Refused
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from keyfold.checkpoints import Changelog, restore
-from keyfold.checkpoints.identity import read_identity
-from keyfold.checkpoints.journal import decode_line, encode_line, read_head
-from keyfold.checkpoints.verify import verify
+from keyfold import Changelog, restore
+from keyfold.checkpoints.manifest.identity import read_identity
+from keyfold.checkpoints.manifest.journal import decode_line, encode_line, read_head
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import CompactedAway, Damaged
+from keyfold.statestore.filenames import segment_index, segment_name
 from keyfold.statestore.files import LOCAL
-from keyfold.statestore.names import segment_index, segment_name
-from keyfold.statestore.segment import SegmentWriter, block_of
-from keyfold.statestore.segment_reader import SegmentReader
+from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.writer import SegmentWriter, block_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "v1-whole"

@@ -13,13 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from keyfold.checkpoints import Changelog, RestoredState, Standby, open_store, restore, resume, resume_if_lost
-from keyfold.checkpoints.config import LogConfig
-from keyfold.checkpoints.verify import verify
-from keyfold.sink import ChangelogSink
-from keyfold.sink.task import TaskSink
+from keyfold import (
+    Changelog,
+    ChangelogSink,
+    RestoredState,
+    Standby,
+    TaskSink,
+    open_store,
+    restore,
+    resume,
+    resume_if_lost,
+)
+from keyfold.checkpoints.manifest.config import LogConfig
+from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import KeyfoldError
-from keyfold.statestore.typed import Columns
+from keyfold.statestore.schema.columns import Columns
 from support.changelogs import BY_HAND, rows
 
 

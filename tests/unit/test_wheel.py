@@ -140,7 +140,7 @@ def test_spark_finds_the_data_source_and_its_workers_import_keyfold(clean: Clean
         import os
         from pathlib import Path
         import pyarrow as pa
-        from keyfold.checkpoints import Changelog
+        from keyfold import Changelog
         from support.session import spark_session
 
         def where(batches):

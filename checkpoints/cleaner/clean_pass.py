@@ -1,0 +1,376 @@
+"""One cleaner pass over one partition: its files, and the manifest lines that swap them.
+
+What a record must be to be dropped is decided in `fold`, without files. A pass goes over the section in
+groups of segments. When the copy of a group is durable, one manifest line swaps it in, and the replaced files
+go as soon as no reader needs them; so a pass takes the room of one group, whatever the log's size. The first
+line already says how far the exact states between commits are gone, the last one how far keys are unique. A
+pass that is aborted or dies leaves the groups that it has swapped, each of them sound by itself, and files
+that nobody names; the next pass begins at the same first dirty offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from keyfold.checkpoints.cleaner.disk_room import Room
+from keyfold.checkpoints.cleaner.log_to_clean import Section, anchor_offsets, cutting, section_of
+from keyfold.checkpoints.cleaner.progress import after_group, dated
+from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compacted_pairs
+from keyfold.checkpoints.log.rewrite import Pace, abandon, copied
+from keyfold.checkpoints.log.spill import KeySpill
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.segment_lines import segment_line
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import StorageFailed, ViewExpired
+from keyfold.statestore.segment.block import RECORD_SCHEMA
+from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.writer import Segment, SegmentWriter
+
+#: A batch that was read, and what stays of it.
+Pair: TypeAlias = tuple[pa.RecordBatch, pa.RecordBatch]
+
+#: Keys beyond this that cannot stay where they are go to files.
+_SPILL_FROM_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class PassStatistics:
+    """What one pass did. Bytes are file bytes, seconds are wall time.
+
+    Attributes:
+        bytes_kept: of what was read, what is left; `bytes_written` of it were copied, the rest stayed where
+            it was.
+        io_bytes: everything that was read, some of it twice, and written: what the throttle counts.
+        recopy_percent: bytes kept / bytes read (Kafka's `cleaner-recopy-percent`).
+        complete: whether it came to the end of what may be cleaned; if not, `cleaner.dedupe.buffer.size` was
+            too small for one pass.
+        map_utilisation: the share of `cleaner.dedupe.buffer.size` that was in use.
+        dirty_percent: dirty bytes / all bytes of the section, before (Kafka's `max-dirty-percent`).
+    """
+
+    partition: int
+    records_read: int
+    records_kept: int
+    bytes_read: int
+    bytes_kept: int
+    bytes_written: int
+    io_bytes: int
+    recopy_percent: float
+    tombstones_dropped: int
+    complete: bool
+    map_utilisation: float
+    dirty_percent: float
+    seconds: float
+
+
+class Aborted(Exception):
+    """The pass was told to stop, or what it was made for has changed."""
+
+
+def clean_partition(
+    writer: Writer,
+    number: int,
+    pace: Pace = lambda size: None,
+    *,
+    until: int | None = None,
+    full: bool = False,
+    spill_all: bool = False,
+) -> PassStatistics | None:
+    """One pass over a partition, None where nothing is to be done.
+
+    Args:
+        until, full: as for `section_of`.
+        spill_all: keep no keys where they are, nor in memory; for tests.
+
+    Raises:
+        StorageFailed: the disk has no room for the copy (found before it is begun), or failed.
+        Damaged: a segment's bytes do not match their checksum. Nothing of its group is swapped.
+        Aborted: by `pace`, or the partition was rolled back, cut by retention, or got an anchor below the
+            section's end.
+    """
+    began = time.monotonic()
+    with writer.pin() as state:
+        section = section_of(writer, state, number, until=until, full=full)
+        if not section.needs_pass:
+            return None
+        cleaning = _Pass(writer, number, state.partitions[number], section, pace, spill_all)
+        # The pass has a view of its own, which moves on from group to group.
+        cleaning.move_view()
+    with cleaning:
+        done = cleaning.run()
+    writer.garbage.collect()
+    return replace(done, seconds=time.monotonic() - began)
+
+
+class _Pass:
+    """One pass, as a context manager: whatever it has begun and not published goes when it is left."""
+
+    def __init__(
+        self, writer: Writer, number: int, p: PartitionState, section: Section, pace: Pace, spill_all: bool
+    ) -> None:
+        self._writer = writer
+        self._number = number
+        self._section = section
+        self._told = pace
+        self._io_bytes = 0
+        self._spill_all = spill_all
+        self._config = writer.identity.config
+        self._directory = filenames.partition(writer.root, number)
+        #: what the partition must still be, but for new segments, when a group is published
+        self._expected = p
+        self._mapped = (0, 0)
+        self._readers: dict[str, SegmentReader] = {}
+        owner = f"cleaner-{number}-{uuid.uuid4().hex}"
+        directory = filenames.work(writer.root, writer.opened_epoch, owner)
+        self._spill = KeySpill(writer.files, directory, memory_bytes=0 if spill_all else _SPILL_FROM_BYTES)
+        self._room = Room(self._reader, self._config.codec)
+        self._made: list[SegmentWriter] = []
+        self._replaced: set[str] = set()
+        self._view = contextlib.ExitStack()
+
+    def _pace(self, size: int) -> None:
+        self._io_bytes += size
+        self._told(size)
+
+    def move_view(self) -> None:
+        """Spare the files of the state of now, and no longer those of an older one."""
+        view = contextlib.ExitStack()
+        view.enter_context(self._writer.pin())
+        self._view.close()
+        self._view = view
+
+    def __enter__(self) -> _Pass:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._view.close()
+        abandon(self._made)
+        with contextlib.suppress(OSError):
+            self._spill.close()
+        if isinstance(error, ViewExpired | OSError):
+            # Whoever has taken over deletes what this writer still names, and its work.
+            self._writer.ownership.prove()
+        if isinstance(error, ViewExpired) and not self._all_named():
+            raise Aborted from error
+        if isinstance(error, OSError):
+            raise StorageFailed(
+                "A cleaner pass could not write its copy; what it has not swapped is as it was.",
+                path=error.filename or self._directory, expected="a write that succeeds",
+                found=f"{type(error).__name__}: {error.strerror or error}",
+                remedy="free or repair the disk",
+            ) from error  # fmt: skip
+
+    def run(self) -> PassStatistics:
+        """Everything, group by group."""
+        section, config = self._section, self._config
+        copies = map(self._room.of_copy, section.groups(config.segment_bytes))
+        self._check_room(max(copies) + self._room.of_spill(section, spill_all=self._spill_all))
+        offset_map = OffsetMap.build(
+            self._keys,
+            section.first_dirty,
+            section.anchors,
+            config.cleaner_dedupe_buffer_size,
+            dirty_end=section.end,
+            hold=self._held,
+        )
+        utilisation, end, whole = offset_map.utilisation, offset_map.end_offset, offset_map.complete
+        groups = section.groups(config.segment_bytes, end)
+        if not section.sweeps:
+            # Below an anchor nothing becomes obsolete.
+            groups = [g for g in groups if len(g) > 1 or g[0].next > offset_map.obsolete_from]
+        counts = FoldCounts()
+        # Only the generator may refer to the map: it lets go of the keys when they are not needed any more.
+        pairs = compacted_pairs(
+            self._source(groups), offset_map, section.tombstones_below, counts,
+            swept_end=section.swept_end, hold=self._spill.hold,
+        )  # fmt: skip
+        del offset_map
+        kept = written = 0
+        for group, own in _by_group(groups, pairs):
+            added = self._copy(group, own)
+            self._publish(group, added, end, counts, last=group is groups[-1])
+            kept += sum(s.size for s in (group if added is None else added))
+            written += sum(s.size for s in added or ())
+        read = sum(s.size for group in groups for s in group)
+        return PassStatistics(
+            partition=self._number,
+            records_read=counts.records_read,
+            records_kept=counts.records_kept,
+            bytes_read=read,
+            bytes_kept=kept,
+            bytes_written=written,
+            io_bytes=self._io_bytes,
+            recopy_percent=100 * kept / read,
+            tombstones_dropped=counts.tombstones_dropped,
+            complete=whole and counts.swept_end >= min(section.tombstones_below, end),
+            map_utilisation=utilisation,
+            dirty_percent=100 * section.dirty_ratio,
+            seconds=0.0,
+        )
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _source(self, groups: list[tuple[Segment, ...]]) -> Callable[[], Iterator[pa.RecordBatch]]:
+        """The records of the groups, an empty batch behind each group."""
+        empty = pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
+
+        def source() -> Iterator[pa.RecordBatch]:
+            for group in groups:
+                for segment in group:
+                    yield from self._read(segment, segment.base, segment.next)
+                yield empty
+
+        return source
+
+    def _keys(self) -> Iterator[pa.RecordBatch]:
+        """Offsets and keys of the dirty section. The mappings are kept for when it is read in full."""
+        for segment in self._section.segments:
+            if segment.next > self._section.first_dirty:
+                reader = self._readers.setdefault(segment.name, self._reader(segment))
+                for batch in reader.batches(segment.base, segment.next, keys_only=True):
+                    self._account(segment, batch)
+                    self._mapped = reader.mapped
+                    yield batch
+
+    def _read(self, segment: Segment, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        reader = self._readers.pop(segment.name, None) or self._reader(segment)
+        for batch in reader.batches(start, stop):
+            self._account(segment, batch)
+            yield batch
+
+    def _reader(self, segment: Segment) -> SegmentReader:
+        return SegmentReader(self._writer.files, self._directory, segment)
+
+    def _account(self, segment: Segment, batch: pa.RecordBatch) -> None:
+        self._pace(round(segment.size / max(segment.records, 1) * batch.num_rows))
+
+    def _held(self, keys: pa.Array) -> pa.Array:
+        """Keys of the batch that was read last, where they may stay for the whole pass."""
+        low, high = self._mapped
+        buffers = [b for b in keys.buffers() if b is not None and b.size]
+        if not self._spill_all and all(low <= b.address and b.address + b.size <= high for b in buffers):
+            return keys
+        return self._spill.hold(keys)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def _copy(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> list[Segment] | None:
+        """What replaces the group, sealed; None where it stays as it is."""
+        kept = self._changed(group, pairs)
+        if kept is None:
+            return None
+        self._check_room(self._room.of_copy(group))
+        return copied(self._writer, self._number, group, kept, self._pace, self._made)
+
+    def _changed(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> Iterator[pa.RecordBatch] | None:
+        """What is left of a group, None for all of a single segment.
+
+        The part in front of the first record that goes is read again if there is such a record; kept back, it
+        could be the whole segment.
+        """
+        pairs = iter(pairs)
+        if len(group) > 1 or not group[0].sealed:
+            return (staying for _, staying in pairs)
+        seen = group[0].base
+        for batch, staying in pairs:
+            if staying.num_rows < batch.num_rows:
+                front = self._read(group[0], group[0].base, seen)
+                return chain(front, [staying], (more for _, more in pairs))
+            seen = batch.column("offset")[-1].as_py() + 1
+        return None
+
+    def _check_room(self, needed: int) -> None:
+        free = self._writer.files.free_bytes(self._writer.root)
+        if free < needed:
+            raise StorageFailed(
+                "There is no room for a cleaner pass.", path=self._writer.root,
+                expected=f"{needed} bytes free, the most that it can take", found=f"{free} bytes",
+                remedy="free disk space; the log is as it was, and appends go on",
+            )  # fmt: skip
+
+    # -- publishing ------------------------------------------------------------------------------------------
+
+    def _publish(
+        self,
+        group: tuple[Segment, ...],
+        added: list[Segment] | None,
+        end: int,
+        counts: FoldCounts,
+        *,
+        last: bool,
+    ) -> None:
+        """The swap: one manifest line, if nothing that the pass relies on has changed since it began."""
+        writer = self._writer
+        if added is None and not last:
+            return
+        out = () if added is None else group
+        with writer.exclusive:
+            self._check_unchanged(group, end)
+            after = after_group(self._expected, self._section, end, counts, last=last)
+            if last:
+                passes = dated(after, end, self._section, writer.clock_ms(), self._config.delete_retention_ms)
+                after = replace(after, passes=passes)
+            # From here on the line may be in the journal even if writing it fails, and names these files.
+            self._made.clear()
+            writer.write_line(
+                {
+                    "t": "swap",
+                    "partition": self._number,
+                    "out": [s.name for s in out],
+                    "in": [segment_line(s) for s in added or ()],
+                    "clean_end": after.clean_end,
+                    "unique_end": after.unique_end,
+                    "passes": [[x.clean_end, x.time_ms] for x in after.passes],
+                    "splits": list(after.splits),
+                    "swept_end": after.swept_end,
+                    "dropped_tombstones": list(after.dropped_tombstones),
+                    # Perhaps not by this line: the fold is a batch ahead.
+                    "drops": counts.tombstones_dropped > 0,
+                }
+            )
+            self._expected = after
+            self._replaced.update(s.name for s in out)
+            writer.garbage.add_segments(writer.state.n, self._number, out)
+        self.move_view()
+        writer.garbage.collect()
+
+    def _check_unchanged(self, group: tuple[Segment, ...], end: int) -> None:
+        expected, now = self._expected, self._writer.state.partitions[self._number]
+        anchors = cutting(expected, anchor_offsets(self._writer.state, self._number, 0), end)
+        present = {s.name for s in now.segments}
+        if (
+            (now.generation, now.start, now.clean_end, now.unique_end)
+            != (expected.generation, expected.start, expected.clean_end, expected.unique_end)
+            or not all(s.name in present for s in group)
+            or not anchors <= set(self._section.anchors)
+        ):
+            raise Aborted
+
+    def _all_named(self) -> bool:
+        present = {s.name for s in self._writer.state.partitions[self._number].segments}
+        return all(s.name in present for s in self._section.segments if s.name not in self._replaced)
+
+
+def _by_group(
+    groups: list[tuple[Segment, ...]], pairs: Iterator[Pair]
+) -> Iterator[tuple[tuple[Segment, ...], Iterable[Pair]]]:
+    """Each group with what was read of it; to be used up before the next one is asked for."""
+    bases = [group[0].base for group in groups]
+    parted = groupby(pairs, lambda pair: bisect_right(bases, pair[0].column("offset")[0].as_py()) - 1)
+    found = next(parted, None)
+    for number, group in enumerate(groups):
+        if found is None or found[0] != number:
+            yield group, ()
+            continue
+        yield group, found[1]
+        found = next(parted, None)

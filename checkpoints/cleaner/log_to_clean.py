@@ -1,0 +1,146 @@
+"""What a cleaner pass may touch of one partition, and in which groups of segments it is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.state import State
+from keyfold.statestore.segment.writer import Segment
+
+
+@dataclass(frozen=True)
+class Section:
+    """The cleanable section of a partition.
+
+    Attributes:
+        segments: they cover [start, end); the active segment and what is too young are not among them.
+        unique_end: where the last pass came to; records from here on are dirty.
+        first_dirty: `unique_end`, or lower where a split is there that no anchor wants any more, and no pass
+            has gone over it since. Below, keys are unique between `anchors`.
+        anchors: the offsets in [start, end) at which the state is exact and must stay so, ascending.
+        swept_end: tombstones below need not be looked at again.
+        tombstones_below: the horizon of the tombstones below has passed; 0 for none.
+    """
+
+    segments: tuple[Segment, ...]
+    unique_end: int
+    first_dirty: int
+    end: int
+    anchors: tuple[int, ...]
+    swept_end: int
+    tombstones_below: int
+
+    @property
+    def dirty(self) -> tuple[Segment, ...]:
+        return tuple(s for s in self.segments if s.next > self.unique_end)
+
+    @property
+    def dirty_bytes(self) -> int:
+        return sum(s.size for s in self.dirty)
+
+    @property
+    def dirty_ratio(self) -> float:
+        """Dirty bytes / all bytes that could be cleaned (Kafka's `min.cleanable.dirty.ratio`)."""
+        total = sum(s.size for s in self.segments)
+        return self.dirty_bytes / total if total else 0.0
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether there may be tombstones whose horizon has passed since a pass last looked at them."""
+        from_, below = min(self.swept_end, self.first_dirty), min(self.tombstones_below, self.end)
+        return from_ < below and any(s.tombstones for s in self.segments if s.next > from_ and s.base < below)
+
+    @property
+    def needs_pass(self) -> bool:
+        """Whether a pass would find anything to do. It would not, if the last one came to its end and nothing
+        has changed since: no record, no anchor, no horizon that has passed.
+        """
+        return bool(self.segments) and (self.first_dirty < self.end or self.sweeps)
+
+    def groups(self, segment_bytes: int, below: int | None = None) -> list[tuple[Segment, ...]]:
+        """Neighbouring segments that become one, as long as they are not larger than `segment_bytes` together
+        (Kafka's `groupSegmentsBySize`).
+
+        Args:
+            below: only the segments that begin below this offset.
+        """
+        groups: list[list[Segment]] = []
+        size = 0
+        for segment in self.segments:
+            if below is not None and segment.base >= below:
+                break
+            if not groups or size + segment.size > segment_bytes:
+                groups.append([])
+                size = 0
+            groups[-1].append(segment)
+            size += segment.size
+        return [tuple(group) for group in groups]
+
+
+def section_of(
+    writer: Writer, state: State, number: int, *, until: int | None = None, full: bool = False
+) -> Section:
+    """The cleanable section of a partition: everything below the active segment and
+    `min.compaction.lag.ms`.
+
+    Args:
+        until: only segments that begin below this offset.
+        full: take no record for clean, whatever the manifest says.
+    """
+    config = writer.identity.config
+    p = state.partitions[number]
+    now = writer.clock_ms()
+    segments = cleanable(writer, p, number, until)
+    end = segments[-1].next if segments else p.start
+    wanted = anchor_offsets(state, number, config.anchors_auto)
+    gone = [s for s in p.splits if s not in wanted and s < end]
+    expired = [x.clean_end for x in p.passes if x.time_ms + config.delete_retention_ms <= now]
+    return Section(
+        segments,
+        p.unique_end,
+        p.start if full else max(min([p.unique_end, *gone]), p.start),
+        end,
+        tuple(sorted(cutting(p, wanted, end))),
+        p.swept_end,
+        max(expired, default=0),
+    )
+
+
+def cleanable(
+    writer: Writer, p: PartitionState, number: int, until: int | None = None
+) -> tuple[Segment, ...]:
+    """The segments of a partition's cleanable section; `until` as for `section_of`."""
+    lag_ms = writer.identity.config.min_compaction_lag_ms
+    oldest = writer.clock_ms() - lag_ms
+    segments: list[Segment] = []
+    for segment in p.segments:
+        if (
+            (not segment.sealed and writer.is_active(number, segment.name))
+            or (lag_ms and segment.max_timestamp > oldest)
+            or (until is not None and segment.base >= until)
+        ):
+            break
+        segments.append(segment)
+    return tuple(segments)
+
+
+def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
+    """The offsets of a partition at which anchors want the state exact: named anchors, and the last `auto`
+    commits.
+    """
+    found = {a.ends[number] for a in state.anchors.values()}
+    if auto:
+        found |= {c.ends[number] for c in state.commits[-auto:]}
+    return found
+
+
+def cutting(p: PartitionState, wanted: Iterable[int], end: int) -> set[int]:
+    """Those of the `wanted` offsets that cut a pass up to `end`: where the state is exact, and no others.
+
+    The state at a commit is gone where a pass has ended inside the commit, or an anchor was first asked for
+    (`anchors.auto` was raised, a rollback made older commits the last ones) when a pass had gone over it.
+    """
+    return {a for a in wanted if p.start < a < end and p.is_exact(a)}

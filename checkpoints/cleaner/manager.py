@@ -1,0 +1,301 @@
+"""What partitions of a log are being cleaned, may not be, or cannot be; Kafka's `LogCleanerManager`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from keyfold.checkpoints.cleaner.clean_pass import Aborted, PassStatistics, clean_partition
+from keyfold.checkpoints.cleaner.log_to_clean import Section, cleanable, section_of
+from keyfold.checkpoints.cleaner.throttle import Throttle
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.state import State
+from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed
+
+log = logging.getLogger("keyfold")
+
+#: A partition that fails so often in a row, other than by its disk, is given up until somebody asks for it.
+FAILURES_MAX: Final = 5
+_RETRY_SECONDS_MAX: Final = 3600.0
+#: A pass that is not due by the dirty ratio comes so many times as long after the last one as that one took.
+_REST: Final = 10
+
+
+@dataclass(frozen=True)
+class _Failing:
+    times: int
+    retry_at: float
+
+
+class CleanerManager:
+    """The passes over one changelog: at most one at a time over each partition, by whomever.
+
+    Args:
+        clock: seconds, for the times between retries.
+    """
+
+    def __init__(self, writer: Writer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._in_progress: set[int] = set()
+        self._paused: Counter[int] = Counter()
+        #: of those the ones of rollbacks, which end by themselves
+        self._cut: Counter[int] = Counter()
+        self._failing: dict[int, _Failing] = {}
+        self._closed = False
+        self._throttle = Throttle(lambda: writer.identity.config.cleaner_io_max_bytes_per_second)
+        self._last: dict[int, PassStatistics] = {}
+        #: when the last pass over each partition ended
+        self._ended: dict[int, float] = {}
+        #: the end of each partition when it was last looked at, and since when it has been there
+        self._still: dict[int, tuple[int, float]] = {}
+
+    # -- choosing --------------------------------------------------------------------------------------------
+
+    def filthiest(self) -> tuple[float, int] | None:
+        """The partition that most needs a pass, and how much: its dirty ratio, or 2 where it is overdue by
+        `max.compaction.lag.ms`, or 0 where it is at rest and a pass would bring something although it is not
+        due by its ratio: an anchor was dropped, a delete's horizon has passed. None where no partition is
+        due.
+        """
+        config = self._writer.identity.config
+        if "compact" not in config.cleanup_policy or self._writer.fenced:
+            return None
+        state, now_ms = self._writer.state, self._writer.clock_ms()
+        best: tuple[float, int] | None = None
+        for number, p in enumerate(state.partitions):
+            rests = self._rests(number, p)
+            if self._is_free(number) and (rank := self._rank(state, number, p, now_ms, rests)) is not None:
+                best = (rank, -number) if best is None else max(best, (rank, -number))
+        return None if best is None else (best[0], -best[1])
+
+    def _rank(self, state: State, number: int, p: PartitionState, now_ms: int, rests: bool) -> float | None:
+        """How much a partition needs a pass, None where it is not due. What anchors want is looked at last:
+        it takes longest.
+        """
+        config = self._writer.identity.config
+        if p.unique_end < p.end:
+            segments = cleanable(self._writer, p, number)
+            section = Section(segments, p.unique_end, p.unique_end, p.end, (), p.swept_end, 0)
+            if section.dirty and now_ms - section.dirty[0].created_ms > config.max_compaction_lag_ms:
+                return 2.0
+            if section.dirty_ratio > config.min_cleanable_dirty_ratio:
+                return section.dirty_ratio
+        expired = now_ms - config.delete_retention_ms
+        if not rests or not (
+            p.splits or any(x.clean_end > p.swept_end and x.time_ms <= expired for x in p.passes)
+        ):
+            return None
+        section = section_of(self._writer, state, number)
+        went_back = section.first_dirty < min(section.unique_end, section.end)
+        return 0.0 if section.needs_pass and (went_back or section.sweeps) else None
+
+    def _rests(self, number: int, p: PartitionState) -> bool:
+        """Whether nothing was appended to a partition for `cleaner.backoff.ms`, and its last pass is long ago
+        for the time that it took.
+        """
+        now = self._clock()
+        end, since = self._still.get(number, (-1, now))
+        if end != p.end:
+            end, since = self._still[number] = p.end, now
+        last = self._last.get(number)
+        if last is not None:
+            since = max(since, self._ended[number] + _REST * last.seconds)
+        return now - since >= self._writer.identity.config.cleaner_backoff_ms / 1000
+
+    def _sections(self) -> list[tuple[int, Section]]:
+        state = self._writer.state
+        return [(n, section_of(self._writer, state, n)) for n in range(len(state.partitions))]
+
+    def _is_free(self, number: int) -> bool:
+        failing = self._failing.get(number)
+        return (
+            number not in self._in_progress
+            and not self._paused[number]
+            and not self._writer.state.partitions[number].uncleanable
+            and (failing is None or failing.retry_at <= self._clock())
+        )
+
+    # -- cleaning --------------------------------------------------------------------------------------------
+
+    def clean_in_background(self, number: int) -> PassStatistics | None:
+        """A throttled pass over a partition that `filthiest` has named; None where another thread was faster,
+        it was stopped, or it failed. A failure is logged and counted, never raised.
+        """
+        with self._changed:
+            if self._closed or not self._is_free(number):
+                return None
+            self._in_progress.add(number)
+        try:
+            return self._pass(number, lambda size: self._throttle(size, lambda: self._check(number)))
+        except Aborted:
+            return None
+        except Exception as e:  # the thread must go on, whatever it was
+            self._failed(number, e)
+            return None
+        finally:
+            self._release(number)
+
+    def clean_now(self, number: int, *, full: bool = False) -> list[PassStatistics]:
+        """Passes over what a partition holds now, not throttled, until nothing more can be folded; also over
+        one that was given up, which is taken back where it succeeds. None where nothing can be folded.
+
+        Args:
+            full: fold everything from the log's start, whatever the manifest says is clean.
+
+        Raises:
+            ConfigError: cleaning is paused.
+            What `clean_partition` raises, and `Aborted`.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: number not in self._in_progress and (not self._cut[number] or self.is_stopped(number))
+            )
+            self._check_not_paused(number)
+            self._in_progress.add(number)
+        try:
+            done: list[PassStatistics] = []
+            until = self._writer.state.partitions[number].end
+            # A pass that is not complete has come further than the one before it. What is appended meanwhile
+            # is left to the next call: else this one would never return beside a busy writer.
+            while not done or not done[-1].complete:
+                one = self._pass(number, lambda size: self._check(number), until, full=full and not done)
+                if one is None:
+                    break
+                done.append(one)
+            if self._writer.state.partitions[number].uncleanable:
+                self._writer.write_line({"t": "uncleanable", "partition": number, "reason": ""})
+            return done
+        finally:
+            self._release(number)
+
+    def _pass(
+        self, number: int, pace: Callable[[int], None], until: int | None = None, *, full: bool = False
+    ) -> PassStatistics | None:
+        done = clean_partition(self._writer, number, pace, until=until, full=full)
+        self._failing.pop(number, None)
+        if done is not None:
+            self._last[number], self._ended[number] = done, self._clock()
+            log.info(
+                "changelog %s: cleaned partition %d: %d of %d records kept, %.2f s",
+                self._writer.root, number, done.records_kept, done.records_read, done.seconds,
+            )  # fmt: skip
+        return done
+
+    def is_stopped(self, number: int) -> bool:
+        """Whether no pass may go over the partition until somebody says so: cleaning is paused, or the
+        changelog was closed. A rollback is waited for.
+        """
+        return self._closed or self._paused[number] > self._cut[number]
+
+    def _check(self, number: int) -> None:
+        if self._closed or self._paused[number]:
+            raise Aborted
+
+    def _release(self, number: int) -> None:
+        with self._changed:
+            self._in_progress.discard(number)
+            self._changed.notify_all()
+
+    def _failed(self, number: int, error: Exception) -> None:
+        config = self._writer.identity.config
+        times = 1 + (self._failing[number].times if number in self._failing else 0)
+        wait = min(config.cleaner_backoff_ms / 1000 * 2 ** min(times - 1, 20), _RETRY_SECONDS_MAX)
+        self._failing[number] = _Failing(times, self._clock() + wait)
+        what = str(error) if isinstance(error, KeyfoldError) else f"{type(error).__name__}: {error}"
+        root = self._writer.root
+        if times < FAILURES_MAX or isinstance(error, StorageFailed | OSError | MemoryError):
+            log.error(
+                "changelog %s: cleaning partition %d failed, tried again in %.0f s: %s",
+                root, number, wait, what,
+            )  # fmt: skip
+            return
+        log.critical(
+            "changelog %s: cleaning partition %d failed %d times; it is not cleaned any more until "
+            "`keyfold compact` succeeds: %s",
+            root, number, times, what,
+        )  # fmt: skip
+        try:
+            self._writer.write_line({"t": "uncleanable", "partition": number, "reason": what})
+        except KeyfoldError as e:
+            log.error("changelog %s: that partition %d is given up could not be noted: %s", root, number, e)
+
+    # -- pausing ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def paused(self, partitions: Iterable[int], *, cut: bool = False) -> Iterator[None]:
+        """No pass goes over these partitions meanwhile; those that do are stopped first, and leave no trace
+        of the group they are at. Counted: a partition is cleaned again when the last pause has ended.
+
+        Args:
+            cut: they are being rolled back, and `clean_now` waits instead of refusing.
+        """
+        chosen = set(partitions)
+        with self._changed:
+            self._paused.update(chosen)
+            if cut:
+                self._cut.update(chosen)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not chosen & self._in_progress)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused.subtract(chosen)
+                if cut:
+                    self._cut.subtract(chosen)
+                self._changed.notify_all()
+
+    def _check_not_paused(self, number: int) -> None:
+        pauses = self._paused[number] - self._cut[number]
+        if pauses:
+            raise ConfigError(
+                "Cleaning is paused.", path=self._writer.root, position=f"partition {number}",
+                expected="no pause", found=f"{pauses} pauses",
+                remedy="compact when the blocks of `cleaning_paused` have ended",
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop all passes and begin none any more; returns when they have ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._in_progress)
+
+    # -- telling ---------------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """What Kafka's cleaner tells, under its names.
+
+        Of the sections now: `max-dirty-percent`, `max-compaction-delay-secs` (age of the oldest dirty segment
+        that is past `max.compaction.lag.ms`), `uncleanable-partitions-count`, `uncleanable-bytes`. Of the
+        last pass over each partition: `cleaner-recopy-percent`, `max-buffer-utilization-percent`,
+        `max-clean-time-secs`. And `time-since-last-run-ms`, -1 before the first.
+        """
+        config, now_ms = self._writer.identity.config, self._writer.clock_ms()
+        sections = self._sections()
+        ages = [now_ms - s.dirty[0].created_ms for _, s in sections if s.dirty]
+        given_up = [s for n, s in sections if self._writer.state.partitions[n].uncleanable]
+        last = list(self._last.values())
+        read, kept = sum(p.bytes_read for p in last), sum(p.bytes_kept for p in last)
+        since = (self._clock() - max(self._ended.values())) * 1000 if self._ended else -1.0
+        return {
+            "max-dirty-percent": 100 * max((s.dirty_ratio for _, s in sections), default=0.0),
+            "max-compaction-delay-secs": max(
+                (a / 1000 for a in ages if a > config.max_compaction_lag_ms), default=0.0
+            ),
+            "uncleanable-partitions-count": float(len(given_up)),
+            "uncleanable-bytes": float(sum(s.dirty_bytes for s in given_up)),
+            "cleaner-recopy-percent": 100 * kept / read if read else 0.0,
+            "max-buffer-utilization-percent": 100 * max((p.map_utilisation for p in last), default=0.0),
+            "max-clean-time-secs": max((p.seconds for p in last), default=0.0),
+            "time-since-last-run-ms": since,
+        }

@@ -1,0 +1,48 @@
+"""Retention by time and size (`cleanup.policy=delete`): whole segments go from the start of the log, oldest
+first.
+"""
+
+from __future__ import annotations
+
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.statestore.segment.writer import Segment
+
+
+def apply_retention(writer: Writer) -> int:
+    """Drop the segments that `retention.ms` and `retention.bytes` no longer keep; returns how many.
+
+    As in Kafka: a segment goes when its newest record is older than `retention.ms`, or when the log without
+    it is still at least `retention.bytes` long; the active segment stays.
+    """
+    config = writer.identity.config
+    if "delete" not in config.cleanup_policy or (config.retention_ms < 0 and config.retention_bytes < 0):
+        return 0
+    dropped = 0
+    with writer.exclusive:
+        for number in range(len(writer.state.partitions)):
+            out = _expired(writer, number, writer.state.partitions[number])
+            if not out:
+                continue
+            writer.write_line(
+                {"t": "delete", "partition": number, "out": [s.name for s in out], "start": out[-1].next}
+            )
+            writer.garbage.add_segments(writer.state.n, number, out)
+            dropped += len(out)
+    writer.garbage.collect()
+    return dropped
+
+
+def _expired(writer: Writer, number: int, p: PartitionState) -> list[Segment]:
+    config = writer.identity.config
+    oldest = writer.clock_ms() - config.retention_ms
+    left = p.bytes
+    out: list[Segment] = []
+    for segment in p.segments:
+        by_time = config.retention_ms >= 0 and segment.max_timestamp < oldest
+        by_size = config.retention_bytes >= 0 and left - segment.size >= config.retention_bytes
+        if writer.is_active(number, segment.name) or not (by_time or by_size):
+            break
+        out.append(segment)
+        left -= segment.size
+    return out

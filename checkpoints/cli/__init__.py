@@ -1,0 +1,1 @@
+"""The `keyfold` command. `main` is what the script calls."""

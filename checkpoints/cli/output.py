@@ -1,0 +1,195 @@
+"""How the `keyfold` command shows things, and what all its verbs have: PATH, `--json`, examples."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from keyfold.checkpoints.cli.exits import output_failed
+from keyfold.checkpoints.cli.tables import printable
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.paths import local_path, remote_scheme, without_secrets
+from keyfold.statestore.remote_files import located
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a verb works on, and how it answers.
+
+    Attributes:
+        path: in `files`; a local one is absolute.
+        given: PATH as it was typed, which may be a URL.
+        local: the files of this machine, for what is written.
+    """
+
+    path: Path
+    files: Files
+    as_json: bool
+    given: str = ""
+    local: Files = LOCAL
+
+    def show(self, document: Callable[[], Any], text: Callable[[], None]) -> None:
+        """One JSON document, or what `text` prints."""
+        if self.as_json:
+            out(json.dumps(document(), indent=2))
+        else:
+            text()
+
+
+class LocalPath(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A path on this machine, absolute; with `dash` also `-`, as it is."""
+
+    name = "path"
+
+    def __init__(self, *, dash: bool = False) -> None:
+        self._dash = dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value) if self._dash and value == "-" else local_path(value)
+
+
+def verb(
+    *examples: str, writes: Callable[[Mapping[str, Any]], object] = lambda options: False
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A verb of the command: the function gets a `Place` and the options declared below this decorator.
+
+    Its docstring is the help, with these example commands behind it. Where it `writes` with such options, a
+    URL is refused before anything is asked of the store there.
+    """
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
+    epilog += "\n\nExit codes: see keyfold --help."
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @click.command(name=function.__name__, help=function.__doc__, epilog=epilog)
+        @click.argument("path")
+        @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+        @click.pass_context
+        def run(context: click.Context, /, path: str, as_json: bool, **options: Any) -> None:
+            local = context.find_object(Files) or LOCAL
+            try:
+                if writes(options):
+                    _check_local(path)
+                files, root = located(path, None, local)
+                function(Place(root, files, as_json, path, local), **options)
+            except OSError as e:
+                if e.filename is None and not isinstance(e, BrokenPipeError):
+                    e.filename = path  # a write to an open file does not say to which
+                raise
+
+        # click keeps the parameters of a function in an attribute until it is made a command.
+        run.params += reversed(getattr(function, "__click_params__", []))
+        return run
+
+    return decorate
+
+
+def _check_local(path: str) -> None:
+    scheme = remote_scheme(path)
+    if scheme is not None:
+        raise ConfigError(
+            "Only a changelog on a local disk can be changed.", path=without_secrets(path),
+            expected="a local directory", found=f"a URL with {scheme}:",
+            remedy="make a changelog of a snapshot there with keyfold snapshot URL --clone-to DIR",
+        )  # fmt: skip
+
+
+# -- bytes, text and times -----------------------------------------------------------------------------------
+
+
+def text_of(data: bytes) -> str:
+    """Bytes for the eye: as text where they are UTF-8, else in hexadecimal digits."""
+    try:
+        return printable(data.decode())
+    except UnicodeDecodeError:
+        return "0x" + data.hex()
+
+
+def json_of(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Bytes in JSON: in the field `name` where they are UTF-8 (or null), else in `<name>_base64`."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def time_of(ms: int) -> str:
+    """Milliseconds since 1970 as ISO 8601 in UTC; the number where Python has no such date."""
+    try:
+        moment = _EPOCH + datetime.timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def time_from(text: str) -> datetime.datetime | None:
+    """The moment that ISO 8601 text names, in UTC where it says nothing else; None for other text."""
+    try:
+        moment = datetime.datetime.fromisoformat(
+            text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else "")
+        )
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
+
+
+def settings_from(texts: Sequence[str]) -> dict[str, str]:
+    """`name=value` texts as a mapping. Raises `ConfigError`."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(
+                "A setting is changed by its name and its new value.", expected="--set name=value",
+                found=repr(text), remedy="for example --set segment.bytes=64MiB",
+            )  # fmt: skip
+        found[name.strip()] = value.strip()
+    return found
+
+
+# -- output and long work ------------------------------------------------------------------------------------
+
+
+def out(text: str = "") -> None:
+    """Print a text and a line's end.
+
+    Raises:
+        OutputFailed: standard output cannot be written.
+        BrokenPipeError: whoever read it has left.
+    """
+    if sys.stdout is None:
+        raise output_failed("it is closed")
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        raise output_failed(e.strerror or str(e)) from e
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, if it is a terminal; gives a function of bytes done and bytes in all."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

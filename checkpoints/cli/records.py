@@ -1,0 +1,330 @@
+"""Records and last values for the eye and for scripts, contents and all: `dump`, `get`, `tail`."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import click
+import pyarrow as pa
+
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.cli.exits import NO_VALUE
+from keyfold.checkpoints.cli.output import Place, json_of, out, text_of, time_from, time_of, verb
+from keyfold.checkpoints.log.reader import partition_state
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import CompactedAway, ConfigError, SchemaMismatch
+from keyfold.statestore.schema.columns import Columns
+
+_FOLLOW_SECONDS: Final = 0.5
+#: So many lines are printed at once, so that a long dump is not one system call per record.
+LINES_AT_ONCE: Final = 1000
+
+# -- one record ----------------------------------------------------------------------------------------------
+
+
+class _Records:
+    """Prints records, at most `limit` of them: a line of columns each, or of JSON."""
+
+    def __init__(self, place: Place, columns: Columns | None, limit: int | None = None) -> None:
+        self._as_json = place.as_json
+        self._columns = columns
+        self.left = limit
+
+    def show(self, partition: int, batch: pa.RecordBatch) -> None:
+        """The records of one batch, as long as the limit lets."""
+        if self.left is not None:
+            batch = batch.slice(0, self.left)
+            self.left -= batch.num_rows
+        for start in range(0, batch.num_rows, LINES_AT_ONCE):
+            piece = batch.slice(start, LINES_AT_ONCE)
+            out("\n".join(self._lines(partition, piece)))
+
+    def _lines(self, partition: int, batch: pa.RecordBatch) -> Iterator[str]:
+        offsets = batch.column("offset").to_pylist()
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        found = contents(batch, self._columns)
+        headers = batch.column("headers").to_pylist()
+        for offset, ms, content, head in zip(offsets, times, found, headers, strict=True):
+            if self._as_json:
+                document = {"partition": partition, "offset": offset, "timestamp_ms": ms, **content}
+                if head is not None:
+                    document["headers"] = [
+                        {**json_of("key", h["key"].encode()), **json_of("value", h["value"])} for h in head
+                    ]
+                yield json.dumps(document)
+            else:
+                shown = [_shown(content, "key"), _shown(content, "value")]
+                shown += [
+                    f"{text_of(h['key'].encode())}={_shown(json_of('value', h['value']), 'value')}"
+                    for h in head or ()
+                ]
+                yield "\t".join([str(partition), str(offset), time_of(ms), *shown])
+
+
+def contents(batch: pa.RecordBatch, columns: Columns | None) -> list[dict[str, Any]]:
+    """`key` and `value` of each record: text or base64, or for typed columns an object of them."""
+    keys, values = batch.column("key"), batch.column("value")
+    if columns is not None:
+        try:
+            return _typed_contents(columns, keys, values)
+        except (SchemaMismatch, ValueError, OverflowError):
+            pass  # appended as raw bytes, or a time that Python does not have: shown as they are
+    return [
+        {**json_of("key", key), **json_of("value", value)}
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True)
+    ]
+
+
+def _typed_contents(columns: Columns, keys: pa.Array, values: pa.Array) -> list[dict[str, Any]]:
+    decoded = columns.decode(keys, values)
+    value_names = [name for name in decoded.column_names if name not in columns.keys]
+    plain = {
+        name: [_plain(v, decoded.schema.field(name).type) for v in decoded.column(name).to_pylist()]
+        for name in decoded.column_names
+    }
+    return [
+        {
+            "key": {name: plain[name][row] for name in columns.keys},
+            "value": {name: plain[name][row] for name in value_names} if valid else None,
+        }
+        for row, valid in enumerate(values.is_valid().to_pylist())
+    ]
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """A value of a typed column as JSON has it: decimals and times as text, binary as base64."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value).replace("inf", "Infinity").replace("nan", "NaN")
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.date):
+        return value.isoformat().replace("+00:00", "Z")
+    if pa.types.is_map(kind):
+        return [{"key": _plain(k, kind.key_type), "value": _plain(v, kind.item_type)} for k, v in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    return [_plain(v, kind.value_type) for v in value]
+
+
+def _shown(content: dict[str, Any], name: str) -> str:
+    """A key or value of `contents` for the eye."""
+    encoded = content.get(f"{name}_base64")
+    if encoded is not None:
+        return text_of(base64.b64decode(encoded))
+    found = content[name]
+    if found is None:
+        return "(tombstone)"
+    if isinstance(found, str):
+        return text_of(found.encode())
+    return json.dumps(found, ensure_ascii=False)
+
+
+# -- dump ----------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold dump var/counts --partition 0 --from 1200 --limit 20",
+    "keyfold dump var/counts --json | jq -c 'select(.value == null)'",
+)
+@click.option(
+    "--partition", "-p", type=int, multiple=True, help="Only this partition. Can be given several times."
+)
+@click.option("--from", "from_", type=int, help="First offset; needs one --partition.")
+@click.option("--to", type=int, help="Offset to stop before; needs one --partition.")
+@click.option("--limit", "-n", type=click.IntRange(min=0), help="At most so many records.")
+def dump(
+    place: Place, partition: tuple[int, ...], from_: int | None, to: int | None, limit: int | None
+) -> None:
+    """Print records in log order, partition by partition.
+
+    Columns, separated by tabs: partition, offset, time, key, value, headers. Keys and values are shown as
+    text where they are UTF-8, else in hexadecimal digits; typed columns as JSON. With --json each record is a
+    line of JSON, with key_base64 and value_base64 for bytes that are not UTF-8, and null for the value of a
+    tombstone.
+    """
+    with Changelog.open(place.path, mode="r", files=place.files) as log:
+        numbers = _partitions(log, partition)
+        if (from_ is not None or to is not None) and len(numbers) != 1:
+            raise ConfigError(
+                "Offsets are counted per partition.", expected="one --partition with --from or --to",
+                found=f"{len(numbers)} partitions", remedy="name the partition",
+            )  # fmt: skip
+        records = _Records(place, log.columns, limit)
+        for number in numbers:
+            if records.left == 0:
+                break
+            for batch in log.read(number, from_, to):
+                records.show(number, batch)
+                if records.left == 0:
+                    break
+
+
+def _partitions(log: Changelog, asked: Sequence[int]) -> list[int]:
+    """The partitions that were asked for, all of them where none was. Raises `ConfigError`."""
+    for number in asked:
+        partition_state(log.state, log.path, number)
+    return sorted(set(asked)) or list(range(log.partitions))
+
+
+# -- get -----------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold get var/counts apple",
+    "keyfold get var/delays AA JFK --json | jq .value.flights",
+    "keyfold get var/clicks --hex 00ff17",
+)
+@click.argument("key", nargs=-1, required=True)
+@click.option("--hex", "hexadecimal", is_flag=True, help="KEY is bytes, written in hexadecimal digits.")
+def get(place: Place, key: tuple[str, ...], hexadecimal: bool) -> None:
+    """Print the last value of a key; exit code 1 where it has none.
+
+    KEY is text. For typed columns give one KEY per key column, in the order that stats shows: numbers, true
+    or false, dates and times (ISO 8601) as such, arrays and structs as JSON.
+    """
+    with Changelog.open(place.path, mode="r", files=place.files) as log:
+        data = _key(log.columns, key, hexadecimal)
+        value = log.get(data)
+        one = [pa.array([data], pa.binary()), pa.array([value], pa.binary()), pa.nulls(1)]
+        content = contents(pa.record_batch(one, names=["key", "value", "headers"]), log.columns)[0]
+    if place.as_json:
+        out(json.dumps({"partition": log.partition(data), **content}))
+    elif value is None:
+        click.echo("there is no value for this key", err=True)
+    else:
+        out(_shown(content, "value"))
+    if value is None:
+        click.get_current_context().exit(NO_VALUE.code)
+
+
+def _key(columns: Columns | None, texts: tuple[str, ...], hexadecimal: bool) -> bytes:
+    """The bytes of a key as typed in. Raises `ConfigError`, `BadRecord`."""
+    names_ = ("KEY",) if columns is None else columns.keys
+    if len(texts) != len(names_):
+        raise ConfigError(
+            "A key has one part per key column.", expected=f"{len(names_)}: {', '.join(names_)}",
+            found=len(texts), remedy="give them in this order",
+        )  # fmt: skip
+    if columns is None:
+        return bytes(_part(texts[0], pa.binary(), "KEY", hexadecimal))
+    kinds = [columns.arrow_schema().field(name).type for name in names_]
+    return columns.encode_key(*(_part(*x, hexadecimal) for x in zip(texts, kinds, names_, strict=True)))
+
+
+def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
+    """One part of a key as a value of its column's type."""
+    try:
+        if pa.types.is_string(kind):
+            return text
+        if pa.types.is_binary(kind):
+            return (
+                bytes.fromhex(text.removeprefix("0x"))
+                if hexadecimal
+                else text.encode(errors="surrogateescape")
+            )
+        if pa.types.is_date(kind):
+            return datetime.date.fromisoformat(text)
+        if pa.types.is_timestamp(kind):
+            moment = time_from(text)
+            if moment is None:
+                raise ValueError
+            return moment if kind.tz else moment.replace(tzinfo=None)
+        if pa.types.is_decimal(kind):
+            return decimal.Decimal(text)
+        if pa.types.is_integer(kind):
+            return int(text)
+        if pa.types.is_floating(kind):
+            return float(text)
+        return json.loads(text)
+    except (ValueError, decimal.InvalidOperation):
+        raise ConfigError(
+            "A part of the key cannot be read as its column's type.", position=f"column {name!r}",
+            expected="hexadecimal digits" if pa.types.is_binary(kind) else kind,
+            found=f"{len(text)} characters", remedy="write it as the help of `keyfold get` says",
+        ) from None  # fmt: skip
+
+
+# -- tail ----------------------------------------------------------------------------------------------------
+
+
+@verb(
+    "keyfold tail var/counts -n 3",
+    "keyfold tail var/counts --partition 0 --follow --json",
+)
+@click.option(
+    "--partition", "-p", type=int, multiple=True, help="Only this partition. Can be given several times."
+)
+@click.option(
+    "--lines", "-n", type=click.IntRange(min=0), default=10, show_default=True, help="Records per partition."
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is committed from now on, until Ctrl-C.")
+def tail(place: Place, partition: tuple[int, ...], lines: int, follow: bool) -> None:
+    """Print the last records of each partition, in the form of dump.
+
+    With --follow every later commit is printed as soon as it is durable. If the cleaner has dropped a delete
+    that was not printed yet, the command says so and ends: it never skips one in silence. A snapshot never
+    grows, so of one there is nothing to follow.
+    """
+    with Changelog.open(place.path, mode="r", files=place.files) as log:
+        numbers = _partitions(log, partition)
+        records = _Records(place, log.columns)
+        ends = log.end_offsets()
+        for number in numbers:
+            for batch in _last(log, number, lines):
+                records.show(number, batch)
+        if follow and log.identity.snapshot:
+            click.echo("this is a snapshot, which never grows: there is nothing to follow", err=True)
+            follow = False
+        while follow:
+            time.sleep(_FOLLOW_SECONDS)
+            log.refresh()
+            for number in numbers:
+                _check_no_gap(log.state.partitions[number], ends[number], place, number)
+                for batch in log.read(number, ends[number]):
+                    records.show(number, batch)
+            ends = log.end_offsets()
+
+
+def _last(log: Changelog, number: int, count: int) -> list[pa.RecordBatch]:
+    """The last `count` records, looked for in a stretch at the end that is doubled while it holds fewer."""
+    start, end = log.start_offsets()[number], log.end_offsets()[number]
+    span = count
+    while count:
+        first = max(start, end - span)
+        batches = list(log.read(number, first))
+        found = sum(batch.num_rows for batch in batches)
+        if found >= count or first == start:
+            return _without(batches, max(0, found - count))
+        span *= 2
+    return []
+
+
+def _without(batches: list[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
+    kept = []
+    for batch in batches:
+        if first < batch.num_rows:
+            kept.append(batch.slice(first))
+        first = max(0, first - batch.num_rows)
+    return kept
+
+
+def _check_no_gap(p: PartitionState, offset: int, place: Place, number: int) -> None:
+    if p.dropped_tombstone >= offset:
+        raise CompactedAway(
+            "A delete that was not printed yet is gone.", path=filenames.partition(place.path, number),
+            position=f"partition {number}, offset {offset}",
+            expected=f"no tombstone dropped from {offset} on", found=f"one dropped at {p.dropped_tombstone}",
+            remedy="begin again; raise delete.retention.ms if this happens often",
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Log compaction as pure functions: batches of records in, batches of records out. No files, no clock."""

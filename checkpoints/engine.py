@@ -1,0 +1,307 @@
+"""One writer per changelog and process, shared by all who open it, with what works behind it: last values,
+cleaner.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from keyfold.checkpoints.cleaner import pool as cleaner
+from keyfold.checkpoints.cleaner.clean_pass import Aborted, PassStatistics
+from keyfold.checkpoints.cleaner.manager import CleanerManager
+from keyfold.checkpoints.cleaner.retention import apply_retention
+from keyfold.checkpoints.lastvalues.updater import Keeper
+from keyfold.checkpoints.log import compact_requests, ingest
+from keyfold.checkpoints.log.recovery import Creation, open_writer
+from keyfold.checkpoints.log.writer import Batch, Writer
+from keyfold.checkpoints.manifest import idempotence
+from keyfold.checkpoints.manifest.state import Commit
+from keyfold.checkpoints.snapshot.policy import SnapshotPolicy
+from keyfold.checkpoints.transaction import Transaction, Turn
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
+from keyfold.statestore.files import Files
+from keyfold.statestore.kv.stores import ReadOnlyStore
+from keyfold.statestore.schema.columns import Columns
+
+#: A pass that the log has changed under is begun again so often.
+_PASSES_BROKEN_OFF_MAX: Final = 20
+
+__all__ = ["Host", "PassStatistics", "acquire", "release"]
+
+
+class Host:
+    """The writer of a changelog and what belongs to it. Made by `acquire`, given back with `release`."""
+
+    def __init__(self, writer: Writer, keeper: Keeper | None = None) -> None:
+        self.writer = writer
+        #: held by whoever changes the records, from what it reads to its commit
+        self.transactions = Turn(writer.root, writer.ownership.process)
+        self.cleaning = CleanerManager(writer)
+        self.snapshots = SnapshotPolicy(writer)
+        #: held by the cleaner's thread that does what is due besides passes
+        self.chores = threading.Lock()
+        self._keeper = Keeper.of_writer(writer) if keeper is None else keeper
+        cleaner.POOL.add(self)
+
+    def last_values(self) -> ReadOnlyStore:
+        """The last values. Each read waits until the stores it needs have reached the commit that is current
+        then.
+        """
+        return self._keeper.current()
+
+    def catch_up(self) -> None:
+        """Wait until the last values have reached the commit that is current now."""
+        self._keeper.catch_up()
+
+    @contextmanager
+    def transaction(self, *, applied: bool = False) -> Iterator[Transaction]:
+        """A transaction on the last values as of now; what becomes of its changes is the caller's."""
+        base = self.last_values().snapshot()
+        try:
+            with Transaction(base, applied=applied) as transaction:
+                yield transaction
+        finally:
+            base.close()
+
+    def append(
+        self, table: ingest.Tabular, app: str, batch: int | None, turn: AbstractContextManager[None]
+    ) -> Commit:
+        """See `Changelog.append`. `turn` is held from the look at the batch id to the commit."""
+        writer = self.writer
+        writer.ownership.check_usable("nothing of this batch counts")
+        self.wait_for_room()
+        identity = writer.identity
+        rows = ingest.table_of(table)
+        batches = ingest.checked(rows, writer.clock_ms(), identity.columns)
+        digesting = writer.pool.submit(ingest.digest, batches, ingest.given_timestamps(rows))
+        parts = ingest.partitioned(batches, identity.partitions, identity.config.codec, writer.pool)
+        digest = digesting.result()
+        with turn, writer.exclusive:
+            last = writer.state.apps.get(app)
+            if batch is None:
+                batch = 0 if last is None else last.batch + 1
+            before = idempotence.appended(writer.state, app, batch, digest)
+            new = Batch(app, batch, digest=digest)
+            return writer.commit(parts, new) if before is None else replace(before, applied=False)
+
+    def wait_for_room(self) -> None:
+        """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
+        self._keeper.wait_for_room()
+
+    def compact(self, *, full: bool = False) -> list[PassStatistics]:
+        """Seal the active segments and clean every partition until nothing more can be folded, as many at a
+        time as there are `cleaner.threads`.
+
+        Args:
+            full: fold everything, see `Changelog.compact`.
+
+        Raises:
+            ConfigError: the cleanup policy does not compact, or cleaning is paused.
+            What a pass over a partition raises, once the others are done.
+        """
+        config = self.writer.identity.config
+        if "compact" not in config.cleanup_policy:
+            raise ConfigError(
+                "This changelog keeps every change.",
+                path=self.writer.root,
+                expected="a cleanup.policy with compact",
+                found=config.cleanup_policy,
+                remedy="set cleanup.policy to compact if only last values should stay",
+            )
+        self.writer.seal_active()
+        numbers = range(len(self.writer.state.partitions))
+        with ThreadPoolExecutor(max(1, min(config.cleaner_threads, len(numbers)))) as pool:
+            passes = [pool.submit(self._clean_now, number, full) for number in numbers]
+        return [one for done in passes for one in done.result()]
+
+    def _clean_now(self, number: int, full: bool) -> list[PassStatistics]:
+        """Retention, or a new anchor, breaks a pass off: then another one begins."""
+        for _ in range(_PASSES_BROKEN_OFF_MAX):
+            try:
+                return self.cleaning.clean_now(number, full=full)
+            except Aborted:
+                if self.cleaning.is_stopped(number):
+                    break
+        raise ConfigError(
+            "The pass was stopped.", path=self.writer.root, position=f"partition {number}",
+            expected="an open changelog, whose cleaning is not paused, and which is not cut all the time",
+            found="one that was closed, paused, or cut by retention or rollbacks again and again",
+            remedy="compact again",
+        )  # fmt: skip
+
+    def do_chores(self) -> None:
+        """What is due besides passes: retention, segments too old to stay active, snapshots, requests. For
+        the cleaner.
+        """
+        if not self.chores.acquire(blocking=False):
+            return
+        try:
+            if not self.writer.fenced:
+                apply_retention(self.writer)
+                self.writer.seal_overdue()
+                self.snapshots.look()
+                for request in compact_requests.open_requests(self.writer.files, self.writer.root):
+                    compact_requests.serve(self.writer.files, self.writer.root, request, self._answer)
+        finally:
+            self.chores.release()
+
+    def is_asked(self) -> bool:
+        """Whether another process waits for an answer."""
+        return not self.writer.fenced and bool(
+            compact_requests.open_requests(self.writer.files, self.writer.root)
+        )
+
+    def _answer(self, full: bool) -> dict[str, object]:
+        try:
+            return {"passes": [asdict(p) for p in self.compact(full=full)]}
+        except KeyfoldError as e:
+            return {"error": str(e)}
+
+    def configure(self, changes: Mapping[str, object]) -> None:
+        """Change settings, durably. Raises `ConfigError`."""
+        writer = self.writer
+        with writer.exclusive:
+            config = writer.identity.config.with_changes(changes)
+            if config != writer.identity.config:
+                identity = replace(writer.identity, config=config)
+                writer.replace_identity(identity)
+        cleaner.POOL.wake()
+
+    def set_columns(self, columns: Columns) -> None:
+        """Take added columns into `changelog.json`. The caller has checked that they fit
+        (`Columns.accepts`).
+        """
+        writer = self.writer
+        with writer.exclusive:
+            if columns != writer.identity.columns:
+                identity = replace(writer.identity, columns=columns)
+                writer.replace_identity(identity)
+
+    def close(self) -> None:
+        cleaner.POOL.remove(self)
+        self.snapshots.close()
+        self._keeper.close()
+        self.writer.close()
+
+
+_hosts: dict[Path, tuple[Host, int]] = {}
+_hosts_lock = threading.Lock()
+
+
+def acquire(
+    files: Files, root: Path, creation: Creation | None, clock_ms: Callable[[], int], *, steal: bool = False
+) -> Host:
+    """This process's writer of the changelog at `root`; opened, and created, where it is not open yet.
+
+    A fenced writer is not handed out again, nor one whose directory was moved, removed or made again: it is
+    closed, and the changelog opened anew, which goes through recovery. A relative path is that of now.
+    """
+    with _hosts_lock:
+        real = root.resolve()
+        _close_misplaced(real)
+        host, users = _hosts.get(real, (None, 0))
+        if host is not None and (host.writer.fenced or host.writer.files is not files):
+            if not host.writer.fenced:
+                raise ChangelogLocked(
+                    "This process has the changelog open through another file system.", path=root,
+                    expected="one writer", found="two", remedy="close the other one",
+                )  # fmt: skip
+            host.close()
+            host = None
+        if host is None:
+            host, users = _host_of(_opened(files, real, creation, clock_ms, steal)), 0
+        _hosts[real] = (host, users + 1)
+        return host
+
+
+def _host_of(writer: Writer) -> Host:
+    try:
+        return Host(writer)
+    except BaseException:
+        writer.close()
+        raise
+
+
+def _opened(
+    files: Files, real: Path, creation: Creation | None, clock_ms: Callable[[], int], steal: bool
+) -> Writer:
+    """The writer at a path. A writer of this process may hold its lock under the name that the directory had
+    before: then that one is closed first.
+    """
+    try:
+        return open_writer(files, real, creation, clock_ms, steal=steal)
+    except ChangelogLocked:
+        elsewhere = [known for known, (host, _) in _hosts.items() if host.writer.files is files]
+        if not sum(map(_close_misplaced, elsewhere)):
+            raise
+        return open_writer(files, real, creation, clock_ms, steal=steal)
+
+
+def _close_misplaced(real: Path) -> bool:
+    """Close the writer of a path that leads elsewhere now: it could not write any more. Whether it did."""
+    host, _ = _hosts.get(real, (None, 0))
+    with suppress(OSError):
+        if host is not None and not host.writer.ownership.is_placed():
+            del _hosts[real]
+            host.close()
+            return True
+    return False
+
+
+def install(root: Path, make: Callable[[], Host]) -> Host:
+    """The host that `make` gives, as this process's only one of the changelog at `root`.
+
+    The caller has the writer's lock, so a host that is there has lost it.
+    """
+    with _hosts_lock:
+        real = root.resolve()
+        _close_misplaced(real)
+        host = make()
+        before, _ = _hosts.get(real, (None, 0))
+        if before is not None:
+            before.writer.fence("another writer of this process has taken over")
+            before.close()
+        _hosts[real] = (host, 1)
+        return host
+
+
+def release(host: Host) -> None:
+    """Give a host back; the last one closes it, once a transaction of another thread has ended.
+
+    Raises `ConfigError` for the last one inside a transaction of this thread: then it is not given back.
+    """
+    with _hosts_lock:
+        if _has_others(host):
+            return
+    with host.transactions, _hosts_lock:
+        if not _has_others(host):
+            for real in [real for real, (known, _) in _hosts.items() if known is host]:
+                del _hosts[real]
+                host.close()
+
+
+def _has_others(host: Host) -> bool:
+    """Whether others still use it; then there is one user less now."""
+    for real, (known, users) in _hosts.items():
+        if known is host and users > 1:
+            _hosts[real] = (host, users - 1)
+            return True
+    return False
+
+
+def _after_fork() -> None:
+    """A child starts without any of its parent's writers; what it has of them is never closed."""
+    global _hosts, _hosts_lock
+    _inherited.append(_hosts)
+    _hosts, _hosts_lock = {}, threading.Lock()
+
+
+_inherited: list[object] = []
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,115 @@
+"""Where the last-value store of a changelog is: a writer's beside the log, a standby's aside.
+
+A writer's is `store-<epoch>/`, and whoever becomes the writer uses or removes it. A standby's is
+`work/standby-<id>/`, its own as long as it holds the lock beside that directory: no other process uses or
+removes it. When its process has died, the next writer or standby removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from keyfold.checkpoints.log.reader_marks import new_lock
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.statestore import filenames
+from keyfold.statestore.files import Files, OpenFile
+
+log = logging.getLogger("keyfold")
+
+
+class StorePlace(ABC):
+    """The directory of a store."""
+
+    @abstractmethod
+    def found(self) -> list[Path]:
+        """The stores that are there and may be used or removed, the one to be preferred first."""
+
+    @abstractmethod
+    def new(self) -> Path:
+        """Where a new one goes, once those that were found are removed."""
+
+    def prove(self) -> None:
+        """Raise `WriterFenced` where the stores are another's to use and to remove by now."""
+        return
+
+
+class BesideTheLog(StorePlace):
+    """The writer's own. Both methods raise `WriterFenced` unless it is provably the writer, see `ownership`:
+    then all stores of lower epochs are those of earlier writers, and nobody else uses or removes them.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def found(self) -> list[Path]:
+        """The newest store of an earlier writer gets a name of this epoch first: one that only hangs does not
+        find it any more when it goes on, and removes nothing but what is its own.
+        """
+        writer = self._writer
+        writer.ownership.prove()
+        root, own = writer.root, writer.state.epoch
+        listed = map(filenames.store_epoch, writer.files.list_directory(root))
+        epochs = sorted((e for e in listed if e and e <= own), reverse=True)
+        if epochs and epochs[0] < writer.opened_epoch:
+            writer.files.rename(filenames.store(root, epochs[0]), filenames.store(root, own))
+            epochs[0] = own
+        return [filenames.store(root, epoch) for epoch in epochs]
+
+    def new(self) -> Path:
+        self._writer.ownership.prove()
+        return filenames.store(self._writer.root, self._writer.state.epoch)
+
+    def prove(self) -> None:
+        self._writer.ownership.prove()
+
+
+class Aside(StorePlace):
+    """A standby's. Raises `OSError` where nothing can be written."""
+
+    def __init__(self, files: Files, root: Path) -> None:
+        self._files = files
+        files.make_directory(root / filenames.WORK, below=root)
+        remove_dead(files, root)
+        self._lock: OpenFile | None
+        # Before the directory: one without a lock has no owner.
+        identifier, self._lock = new_lock(files, lambda i: filenames.standby_lock(root, i))
+        self._directory = filenames.standby(root, identifier)
+
+    def found(self) -> list[Path]:
+        return [self._directory] if self._files.is_directory(self._directory) else []
+
+    def new(self) -> Path:
+        return self._directory
+
+    def close(self) -> None:
+        """Remove what is left there."""
+        lock, self._lock = self._lock, None
+        # In a process that was forked from the standby's there is no lock.
+        if lock is not None and lock.fd >= 0:
+            _remove(self._files, self._directory, lock)
+
+
+def remove_dead(files: Files, root: Path) -> None:
+    """Remove what standbys left that were killed."""
+    found = {filenames.standby_id(name) for name in files.list_directory(root / filenames.WORK)}
+    for identifier in sorted(i for i in found if i is not None):
+        with contextlib.suppress(OSError):
+            held = files.lock(filenames.standby_lock(root, identifier))
+            if held is not None:
+                log.info("changelog %s: the stores of a standby that has died are removed", root)
+                _remove(files, filenames.standby(root, identifier), held)
+
+
+def _remove(files: Files, directory: Path, lock: OpenFile) -> None:
+    """What cannot be removed now is left to the next one that looks. The lock goes last, because a directory
+    without a lock is nobody's.
+    """
+    try:
+        files.remove_tree(directory)
+        with contextlib.suppress(OSError):
+            files.unlink(lock.path)
+    finally:
+        files.close(lock)

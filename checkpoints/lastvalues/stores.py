@@ -1,0 +1,334 @@
+"""The last-value stores of all partitions, in one RocksDB: opened, brought to a state, built again.
+
+The log is the truth: what a store lacks is read back from it and applied in steps of bounded bytes, and what
+is missing, stale, damaged or ahead of the log is built again from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from keyfold.checkpoints.compaction.fold import last_per_key
+from keyfold.checkpoints.lastvalues.directories import StorePlace
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.manifest.identity import Identity as LogIdentity
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.state import State
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import StorageFailed
+from keyfold.statestore.files import Files
+from keyfold.statestore.kv.api import joined
+from keyfold.statestore.rocksdb.database import Database
+from keyfold.statestore.rocksdb.format import stored_keys
+from keyfold.statestore.rocksdb.store import Identity, LastValues, StoreUnusable, apply_together
+from keyfold.statestore.segment.block import RECORD_SCHEMA
+
+log = logging.getLogger("keyfold")
+
+#: One step reads about this many bytes of the log, of at most so many partitions, folds and applies them.
+_STEP_BYTES: Final = 64 << 20
+_STEP_PARTITIONS: Final = 64
+_REBUILDS_MAX: Final = 3
+
+_COLUMNS: Final = ["offset", "timestamp", "key", "value"]
+_NO_RECORDS: Final = pa.RecordBatch.from_pylist(
+    [], schema=pa.schema([RECORD_SCHEMA.field(n) for n in _COLUMNS])
+)
+
+
+class Followed(Protocol):
+    """What stores follow: the writer of this process, or what it publishes to other processes."""
+
+    @property
+    def files(self) -> Files: ...
+    @property
+    def root(self) -> Path: ...
+    @property
+    def identity(self) -> LogIdentity: ...
+    @property
+    def state(self) -> State: ...
+
+    def pin(self) -> AbstractContextManager[State]:
+        """The current state; its files stay until the context is left."""
+
+    def on_change(self, listener: Callable[[State], None]) -> None:
+        """Call `listener` with every newer state."""
+
+
+class KeptStores:
+    """The stores of all partitions. One thread opens, follows and closes; any number may ask and read.
+
+    Attributes:
+        clearings: goes up before rows of any store are removed to build them again. Who reads a store that is
+            `ready`, and sees the same number before that and after, has read last values.
+    """
+
+    def __init__(self, followed: Followed, place: StorePlace) -> None:
+        self.clearings = 0
+        self._followed = followed
+        self._place = place
+        self._database: Database | None = None
+        self._stores: Sequence[LastValues] = ()
+        count = len(followed.state.partitions)
+        #: the last state that each store was brought to
+        self._done: list[PartitionState | None] = [None] * count
+        #: the manifest line of the state that a store was last read from, -1 where that is not known
+        self._seen = [-1] * count
+        self._started_at = [0] * count
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def ready(self, number: int, p: PartitionState, below: int) -> LastValues | None:
+        """The store of a partition if it has applied what is below this offset, or all of the log where a
+        rollback has cut it.
+        """
+        stores = self._stores
+        if not stores:
+            return None
+        store = stores[number]
+        if self._done[number] is p:
+            return store
+        if store.applied < min(below, p.end) or self._must_rebuild(number, store, p):
+            return None
+        return store
+
+    def behind(self, state: State) -> list[int]:
+        """The partitions whose stores have to be looked at."""
+        pairs = zip(self._done, state.partitions, strict=True)
+        return [number for number, (done, p) in enumerate(pairs) if done is not p]
+
+    def lag(self, number: int, p: PartitionState) -> int:
+        """How many offsets a store has not applied yet."""
+        stores = self._stores  # another thread may remove them meanwhile
+        applied = stores[number].applied if stores else 0
+        return max(0, p.end - max(applied, p.start))
+
+    @property
+    def database(self) -> Database | None:
+        """Where all of them are, None where they are not open."""
+        return self._database
+
+    def _must_rebuild(self, number: int, store: LastValues, p: PartitionState) -> bool:
+        """Ahead of the log, of another generation, or possibly blind to a delete whose tombstone is gone, or
+        to keys that retention dropped.
+        """
+        if store.applied > p.end or store.identity.generation != p.generation:
+            return True
+        missed_delete = p.dropped_at > self._seen[number] and reader.misses_delete(p, store.applied)
+        return missed_delete or (store.applied > self._started_at[number] < p.start)
+
+    # -- following ---------------------------------------------------------------------------------
+
+    def follow(self, state: State, numbers: Sequence[int]) -> Iterator[None]:
+        """Bring stores to a state whose files are pinned, in this order, and build again what cannot be used.
+
+        It stops after every step, and may be left there.
+
+        Raises:
+            Damaged: the log cannot be read. StorageFailed: the stores cannot be written.
+        """
+        for attempt in range(_REBUILDS_MAX + 1):
+            try:
+                yield from self._follow(state, numbers)
+                return
+            except StoreUnusable as e:
+                log.warning("changelog %s: last values are built again: %s", self._followed.root, e)
+                self.discard()
+                if attempt == _REBUILDS_MAX:
+                    raise StorageFailed(
+                        "The last values cannot be built.", path=self._followed.root,
+                        expected="a RocksDB that can be written", found=str(e),
+                        remedy="free or repair the disk; the log itself is not affected",
+                    ) from e  # fmt: skip
+
+    def _follow(self, state: State, numbers: Sequence[int]) -> Iterator[None]:
+        database = self._database or self._open(state)
+        step = Step(database, self._stores)
+        large = 0
+        for number in numbers:
+            p = state.partitions[number]
+            for batch, end in self._pieces(state, number):
+                size = 0 if batch is None else batch.nbytes
+                if not step.has_room(number, size):
+                    large += step.is_large
+                    step.apply()
+                    yield
+                step.add(number, batch, size, end)
+            step.finishes(partial(self._done.__setitem__, number, p))
+        step.apply()
+        if large:
+            # Much at once, so that nothing like it may come soon.
+            database.rest(True)
+        yield
+
+    def _pieces(self, state: State, number: int) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+        """What the store lacks, and the end of each piece; the last one says where the log ends."""
+        p, store = state.partitions[number], self._stores[number]
+        if self._must_rebuild(number, store, p):
+            log.info("changelog %s: last values of partition %d are built again", self._followed.root, number)
+            self._clear(number, p.generation)
+        self._seen[number] = state.n
+        if store.applied == 0:
+            self._started_at[number] = p.start
+        offset = max(store.applied, p.start)
+        reached = store.applied
+        directory = filenames.partition(self._followed.root, number)
+        for batch in reader.read_segments(self._followed.files, directory, p.segments, offset, p.end):
+            if batch.num_rows:
+                reached = batch.column("offset")[-1].as_py() + 1
+                yield batch.select(_COLUMNS), reached
+        if reached < p.end:
+            # What compaction or retention has left out at the end of the log is done with, too.
+            yield None, p.end
+
+    def _clear(self, number: int, generation: int) -> None:
+        self._done[number] = None
+        store = self._stores[number]
+        store.invalidate()
+        self.clearings += 1
+        store.begin_again(generation)
+        self._seen[number] = -1
+        self._started_at[number] = 0
+
+    # -- opening and closing -----------------------------------------------------------------------
+
+    def _open(self, state: State) -> Database:
+        """The first store that can be used, or a new one; the others are removed."""
+        files, root = self._followed.files, self._followed.root
+        self._place.prove()
+        database: Database | None = None
+        for path in self._place.found():
+            if database is None:
+                try:
+                    database = self._opened(path, state)
+                    continue
+                except StoreUnusable as e:
+                    log.info("changelog %s: last values in %s cannot be used: %s", root, path.name, e)
+            files.remove_tree(path)
+        return database or self._opened(self._place.new(), state)
+
+    def _opened(self, path: Path, state: State) -> Database:
+        uuid = self._followed.identity.uuid
+        database = Database.open(path, files=self._followed.files)
+        try:
+            folds = database.folds()
+            other = next((f for f, _ in folds.values() if f.changelog != uuid), None)
+            if other is not None:
+                raise database.refused(uuid, other.changelog)
+            stores = []
+            for number, p in enumerate(state.partitions):
+                identity, applied = folds.get(number, (Identity(uuid, number, p.generation), 0))
+                stores.append(LastValues(database, identity, applied))
+                self._seen[number] = -1
+                self._started_at[number] = 0 if p.start == 0 or applied == 0 else -1
+        except BaseException:
+            database.release()
+            raise
+        self._done = [None] * len(stores)
+        self._stores, self._database = tuple(stores), database
+        return database
+
+    def discard(self) -> None:
+        """Remove the stores; they are built again when they are next brought to a state.
+
+        Raises `WriterFenced` where they are another's by now.
+        """
+        database, self._database = self._database, None
+        self._done = [None] * len(self._done)
+        self.clearings += 1
+        self._stores = ()
+        if database is not None:
+            with suppress(StoreUnusable):
+                database.release()
+            self._place.prove()
+            database.destroy()
+
+    def move(self, followed: Followed, place: StorePlace) -> None:
+        """Follow another one of the same log, with the same stores in another place."""
+        database, before = self._database, self._place
+        self.clearings += 1
+        self._followed, self._place = followed, place
+        self._database, self._stores = None, ()
+        self._done = [None] * len(self._done)
+        if database is None:
+            return
+        seen, started_at = list(self._seen), list(self._started_at)
+        try:
+            database.close()
+            for older in place.found():
+                followed.files.remove_tree(older)
+            followed.files.rename(before.new(), place.new())
+            self._opened(place.new(), followed.state)
+            self._seen, self._started_at = seen, started_at
+        except (StoreUnusable, OSError) as e:
+            log.warning("changelog %s: last values are built again: %s", followed.root, e)
+
+    def close(self) -> None:
+        """The stores stay what they are, to be opened by the next one."""
+        if self._database is not None:
+            with suppress(StoreUnusable):
+                self._database.close()
+
+
+class Step:
+    """Records of some partitions that are folded and applied together."""
+
+    def __init__(self, database: Database, stores: Sequence[LastValues]) -> None:
+        self._database = database
+        self._stores = stores
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pieces: list[tuple[int, pa.RecordBatch]] = []
+        self._ends: dict[int, int] = {}
+        self._bytes = 0
+        self._finished: list[Callable[[], None]] = []
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it took about as many bytes as one step takes."""
+        return self._bytes >= _STEP_BYTES // 2
+
+    def has_room(self, number: int, size: int) -> bool:
+        if number not in self._ends and len(self._ends) >= _STEP_PARTITIONS:
+            return False
+        # One that is larger goes alone: an Arrow column could not hold it together with others.
+        return not self._pieces or self._bytes + size <= _STEP_BYTES
+
+    def add(self, number: int, batch: pa.RecordBatch | None, size: int, end: int) -> None:
+        self._ends[number] = end
+        if batch is not None:
+            self._pieces.append((number, batch))
+            self._bytes += size
+
+    def finishes(self, then: Callable[[], None]) -> None:
+        """Call `then` when all that was added is applied."""
+        self._finished.append(then)
+
+    def apply(self) -> None:
+        if self._ends:
+            batches = [batch for _, batch in self._pieces] or [_NO_RECORDS]
+            rows = joined(batches)
+            if len(self._ends) == 1:
+                ((number, end),) = self._ends.items()
+                self._stores[number].apply(last_per_key(rows), end)
+            else:
+                numbers = np.array([number for number, _ in self._pieces], np.uint16)
+                of_rows = np.repeat(numbers, [batch.num_rows for _, batch in self._pieces])
+                keys = stored_keys(of_rows, rows.column("key"))
+                stored = pa.RecordBatch.from_arrays(
+                    [rows.column("offset"), rows.column("timestamp"), keys, rows.column("value")], _COLUMNS
+                )
+                ends = [(self._stores[number], end) for number, end in self._ends.items()]
+                apply_together(self._database, last_per_key(stored), ends)
+        for then in self._finished:
+            then()
+        self._clear()

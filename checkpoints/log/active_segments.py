@@ -1,0 +1,218 @@
+"""The segments that batches are appended to, one per partition: begun, grown, sealed, abandoned.
+
+Nothing here makes anything count: that is what the writer's manifest line does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from keyfold.checkpoints.log.descriptors import is_too_many, too_many_files
+from keyfold.checkpoints.log.ownership import Ownership
+from keyfold.checkpoints.manifest.config import LogConfig
+from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.segment_lines import Line, piece_line
+from keyfold.checkpoints.manifest.state import State
+from keyfold.statestore import filenames
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment.writer import Block, Segment, SegmentWriter
+
+T = TypeVar("T")
+
+#: Given the offset of the first record, the blocks that a batch adds to one partition, in order.
+Blocks = Callable[[int], Iterable[Block]]
+
+NOTHING_COUNTS: Final = "nothing of this batch counts"
+
+
+class _Writer(Protocol):
+    files: Files
+    root: Path
+    identity: Identity
+    state: State
+    ownership: Ownership
+    clock_ms: Callable[[], int]
+
+
+class ActiveSegments:
+    """The active segments of a writer, which calls all but `begin` one at a time."""
+
+    def __init__(self, writer: _Writer, pool: ThreadPoolExecutor) -> None:
+        self._writer = writer
+        self._pool = pool
+        self._active: dict[int, SegmentWriter] = {}
+        self._segment_number = 0
+        self._number_lock = threading.Lock()
+
+    def __contains__(self, partition: int) -> bool:
+        return partition in self._active
+
+    def __getitem__(self, partition: int) -> SegmentWriter:
+        return self._active[partition]
+
+    @property
+    def partitions(self) -> list[int]:
+        """Those that have one, ascending."""
+        return sorted(self._active)
+
+    def overdue(self) -> list[int]:
+        """Partitions whose segment is older than `segment.ms` or `max.compaction.lag.ms`."""
+        state = self._writer.state
+        return [
+            p for p, active in self._active.items()
+            if active.segment.records and self._is_overdue(state.partitions[p].segments[-1])
+        ]  # fmt: skip
+
+    # -- growing -----------------------------------------------------------------------------------
+
+    def begin(self, partition: int, base: int) -> SegmentWriter:
+        """A new file in a partition's directory; it does not exist until a line names it."""
+        writer = self._writer
+        with self._number_lock:
+            self._segment_number += 1
+            number = self._segment_number
+        writer.ownership.check_place(NOTHING_COUNTS)
+        name = filenames.segment_name(base, writer.state.epoch, number)
+        directory = filenames.partition(writer.root, partition)
+        return SegmentWriter(writer.files, directory, name, base, writer.clock_ms())
+
+    def append(self, parts: Mapping[int, Blocks]) -> dict[int, list[Line]]:
+        """Blocks into the active segments, synced; returns what the commit line says of each partition.
+
+        Raises:
+            StorageFailed: see `Ownership.failures`; also where too many files are open, and then the writer
+            is not fenced. What producing the blocks raises.
+            Nothing of the batch counts then, and its partitions have no active segment any more.
+        """
+        try:
+            with (
+                self._writer.ownership.failures("a segment", NOTHING_COUNTS),
+                self.too_many_files(NOTHING_COUNTS),
+            ):
+                self._make_directories(parts)
+                lines = self._each(lambda p: self._append(p, parts[p]), list(parts))
+                return dict(zip(parts, lines, strict=True))
+        except BaseException:
+            self._abandon(parts)
+            raise
+
+    def _make_directories(self, parts: Iterable[int]) -> None:
+        """Of partitions that have no segment yet: durable before anything in them counts, also where one was
+        made by a writer that died before it had synced.
+        """
+        writer = self._writer
+        first = [p for p in parts if p not in self._active and not writer.state.partitions[p].segments]
+        if first:
+            writer.ownership.check_place(NOTHING_COUNTS)
+            for directory in (filenames.partition(writer.root, p) for p in first):
+                if not writer.files.is_directory(directory):
+                    writer.files.make_directory(directory, below=writer.root)
+            writer.files.sync_directory(writer.root)
+
+    def _append(self, partition: int, blocks: Blocks) -> list[Line]:
+        p = self._writer.state.partitions[partition]
+        # Only the last segment can be one that is appended to.
+        named = p.segments[-1].name if p.segments else ""
+        active = self._active.get(partition)
+        current = p.segments[-1] if active is not None else None
+        pieces: list[Line] = []
+        next_offset = p.end
+        grown = new_file = False
+        for block in blocks(next_offset):
+            if active is not None and current is not None and self._is_full(current):
+                self._writer.ownership.check_place(NOTHING_COUNTS)
+                pieces.append(piece_line(active.seal(current), begun=current.name != named))
+                active = None
+                new_file = True
+            if active is None:
+                active = self._active[partition] = self.begin(partition, next_offset)
+                new_file = True
+            next_offset = block.last + 1
+            current = active.append([block], next_offset)
+            grown = True
+        if grown and active is not None and current is not None:
+            active.sync()
+            pieces.append(piece_line(current, begun=current.name != named))
+        if new_file:
+            self._writer.files.sync_directory(filenames.partition(self._writer.root, partition))
+        return pieces
+
+    def _is_full(self, segment: Segment) -> bool:
+        return segment.size >= self._config.segment_bytes or self._is_overdue(segment)
+
+    def _is_overdue(self, segment: Segment) -> bool:
+        lag = min(self._config.segment_ms, self._config.max_compaction_lag_ms)
+        return segment.records > 0 and self._writer.clock_ms() - segment.created_ms >= lag
+
+    @property
+    def _config(self) -> LogConfig:
+        return self._writer.identity.config
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def seal(self, partitions: Iterable[int]) -> dict[int, Line]:
+        """Seal these; returns what the line says of each. Where that fails, as for `append`, they are not
+        appended to any more, and stay what their marks vouch for.
+        """
+        chosen = sorted(partitions)
+        try:
+            with (
+                self._writer.ownership.failures("a segment"),
+                self.too_many_files("some segments stay unsealed"),
+            ):
+                return dict(zip(chosen, self._each(self._seal, chosen), strict=True))
+        finally:
+            for partition in chosen:
+                self._active.pop(partition).close()
+
+    def _seal(self, partition: int) -> Line:
+        self._writer.ownership.check_place()
+        sealed = self._active[partition].seal(self._writer.state.partitions[partition].segments[-1])
+        self._writer.files.sync_directory(filenames.partition(self._writer.root, partition))
+        return piece_line(sealed, begun=False)
+
+    def _abandon(self, parts: Iterable[int]) -> None:
+        """Nothing of a batch counts: its bytes are dead, its segments are not appended to any more."""
+        abandoned = [(p, self._active.pop(p)) for p in parts if p in self._active]
+        for partition, active in abandoned:
+            segments = self._writer.state.partitions[partition].segments
+            committed = next((s for s in segments if s.name == active.segment.name), None)
+            # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them
+            # anyway.
+            with contextlib.suppress(OSError):
+                active.abandon(committed)
+
+    def close(self) -> None:
+        for active in self._active.values():
+            active.close()
+
+    # -- both --------------------------------------------------------------------------------------
+
+    def _each(self, work: Callable[[int], T], partitions: list[int]) -> list[T]:
+        """In parallel, and in this thread for one alone. None is at work any more when it returns or
+        raises.
+        """
+        if len(partitions) == 1:
+            return [work(partitions[0])]
+        futures = [self._pool.submit(work, p) for p in partitions]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+
+    @contextlib.contextmanager
+    def too_many_files(self, outcome: str) -> Iterator[None]:
+        """Raise `StorageFailed` with this outcome, where too many files are open."""
+        try:
+            yield
+        except OSError as e:
+            if not is_too_many(e):
+                raise
+            raise too_many_files(e, self._writer.root, outcome) from e

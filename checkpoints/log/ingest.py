@@ -1,0 +1,307 @@
+"""Records on their way in: a user's Arrow table, checked and brought to the log's columns, as blocks per
+partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from keyfold.checkpoints.log.tabular import Tabular, table_of
+from keyfold.checkpoints.log.writer import Blocks
+from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.keys.partitioner import partitions_of
+from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.segment.block import (
+    HEADERS_TYPE,
+    RECORD_SCHEMA,
+    VALUE_BYTES_MAX,
+    encode,
+    no_headers,
+    record_batch,
+    split,
+)
+from keyfold.statestore.segment.writer import Block, block_of
+from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
+
+__all__ = [
+    "Tabular",
+    "checked",
+    "digest",
+    "given_timestamps",
+    "null_key",
+    "partitioned",
+    "place",
+    "table_of",
+]
+
+_COLUMNS: Final = ("key", "value", "timestamp", "headers")
+#: Rows are partitioned in slices of at most so many, so that memory does not grow with the table.
+_SLICE_ROWS: Final = 1 << 17
+_INT32_MAX: Final = (1 << 31) - 1
+
+
+def checked(data: Tabular, now_ms: int, columns: Columns | None = None) -> list[pa.RecordBatch]:
+    """The rows of `data` with columns key, value, timestamp, headers, in order; a missing timestamp (null, or
+    -1 ms as in Kafka) is `now_ms`.
+
+    Args:
+        data: `key` and `value` as binary or string of any layout, optionally `timestamp` (a timestamp, or
+            int64 ms) and `headers` (list of struct of key and value).
+        columns: the typed columns that keys and values must be bytes of. A record that is not could be
+            written, and no whole state could be read again.
+
+    Raises:
+        BadRecord: no table, a missing, double or unknown column, a wrong type, a null key, a timestamp before
+            1970 or after the year 294246, or bytes that are not of `columns` (the row is named).
+    """
+    table = table_of(data)
+    names = table.column_names
+    if {"key", "value"} - set(names) or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
+        raise BadRecord(
+            "These are not the columns of records.",
+            expected="key, value, and if wanted timestamp, headers, each once",
+            found=", ".join(names) or "none", remedy="select and rename the columns",
+        )  # fmt: skip
+    row = 0
+    result = []
+    for batch in table.to_batches(max_chunksize=_SLICE_ROWS):
+        keys = _binary(batch, "key")
+        if keys.null_count:
+            position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
+            raise null_key(position)
+        values = _binary(batch, "value")
+        if columns is not None:
+            _check_fits(columns, keys, values, row)
+        arrays = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
+        result.append(pa.RecordBatch.from_arrays(arrays, schema=_UNPLACED))
+        row += batch.num_rows
+    return result
+
+
+def _check_fits(columns: Columns, keys: pa.Array, values: pa.Array, row: int) -> None:
+    misfit = columns.misfit(keys, values)
+    if misfit is not None:
+        raise BadRecord(
+            "A record is not of the changelog's columns.", position=f"row {row + misfit.row}, {misfit.part}",
+            expected=misfit.expected, found="other bytes",
+            remedy="make keys with `columns.encode_key`, and values as one JSON object of the value columns; "
+            "or write with ChangelogSink, which encodes columns",
+        )  # fmt: skip
+
+
+_UNPLACED: Final = pa.schema([RECORD_SCHEMA.field(name) for name in _COLUMNS])
+
+
+def null_key(row: int, batch_id: int | None = None) -> BadRecord:
+    """The error for a record without a key; `row` counts from 0 within the batch."""
+    where = f"row {row}" if batch_id is None else f"row {row} of batch {batch_id}"
+    return BadRecord(
+        "A record has no key.", position=where, expected="a key that is not null", found="null",
+        remedy="filter such rows out, or give them a key, before they are written",
+    )  # fmt: skip
+
+
+def given_timestamps(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The timestamps that the rows came with, in ms; -1 where they get the time of the writer."""
+    if "timestamp" not in table.column_names:
+        return np.full(table.num_rows, -1, np.int64)
+    parts = [timestamps_ms(chunk, -1)[0] for chunk in table.column("timestamp").chunks]
+    return np.concatenate([np.empty(0, np.int64), *(part.cast(pa.int64()).to_numpy() for part in parts)])
+
+
+def digest(batches: Iterable[pa.RecordBatch], timestamps: npt.NDArray[np.int64]) -> str:
+    """What a batch holds, in 32 hexadecimal digits: its rows in order, however they are chunked.
+
+    Args:
+        timestamps: what `given_timestamps` gives. The writer's own time does not count: it is another one
+            when the batch is delivered again.
+    """
+    hashes = _Hashes()
+    for batch in batches:
+        hashes.add("key", batch.column("key"))
+        hashes.add("value", batch.column("value"))
+        headers = batch.column("headers")
+        counts = pc.fill_null(pc.list_value_length(headers), -1).to_numpy()
+        hashes.update("headers", counts.astype(np.int32).data)
+        for part, column in zip(("header key", "header value"), headers.flatten().flatten(), strict=True):
+            hashes.add(part, column.cast(pa.binary()))
+    hashes.update("timestamps", timestamps.data)
+    return hashes.digest()
+
+
+class _Hashes:
+    """A hash for each stream of bytes that a batch is made of, in a fixed order; see docs/format.md."""
+
+    _COLUMNS: Final = ("key", "value", "header key", "header value")
+    _STREAMS: Final = (
+        *(f"{part} {name}" for name in _COLUMNS for part in ("lengths of", "bytes of")),
+        *("headers", "timestamps"),
+    )
+
+    def __init__(self) -> None:
+        self._hashes = {name: xxhash.xxh3_128() for name in self._STREAMS}
+
+    def update(self, stream: str, data: memoryview) -> None:
+        self._hashes[stream].update(data)
+
+    def add(self, name: str, column: pa.Array) -> None:
+        """Lengths, -1 for null, and bytes of a binary column."""
+        offsets, data = _parts(column)
+        lengths = np.diff(offsets)
+        if column.null_count:
+            lengths[pc.is_null(column).to_numpy(zero_copy_only=False)] = -1
+        self.update(f"lengths of {name}", lengths.data)
+        self.update(f"bytes of {name}", data)
+
+    def digest(self) -> str:
+        return xxhash.xxh3_128(b"".join(h.digest() for h in self._hashes.values())).hexdigest()
+
+
+def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
+    if len(column) == 0:
+        return np.zeros(1, np.int32), memoryview(b"")
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(column) + 1, column.offset * 4)
+    if data is None:
+        return offsets, memoryview(b"")
+    return offsets, memoryview(data)[int(offsets[0]) : int(offsets[-1])]
+
+
+def partitioned(
+    batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None, pool: Executor
+) -> dict[int, Blocks]:
+    """For each partition that gets records: a function that makes its blocks, given the first offset."""
+    if partitions == 1:
+        rows: list[list[npt.NDArray[np.intp] | None]] = [[None] for _ in batches]
+    else:
+        rows = list(pool.map(lambda batch: _rows_by_partition(batch, partitions), batches))
+    touched = [
+        p
+        for p in range(partitions)
+        if any(_some(batch, r[p]) for batch, r in zip(batches, rows, strict=True))
+    ]
+    return {p: _blocks(batches, [r[p] for r in rows], compression) for p in touched}
+
+
+def _some(batch: pa.RecordBatch, rows: npt.NDArray[np.intp] | None) -> bool:
+    return batch.num_rows > 0 if rows is None else len(rows) > 0
+
+
+def _rows_by_partition(batch: pa.RecordBatch, partitions: int) -> list[npt.NDArray[np.intp] | None]:
+    numbers = partitions_of(batch.column("key"), partitions).astype(np.uint16)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers, minlength=partitions))
+    return list(np.split(order, ends[:-1]))
+
+
+def _blocks(
+    batches: Sequence[pa.RecordBatch], rows: Sequence[npt.NDArray[np.intp] | None], compression: str | None
+) -> Callable[[int], Iterator[Block]]:
+    def blocks(offset: int) -> Iterator[Block]:
+        for batch, indices in zip(batches, rows, strict=True):
+            part = batch if indices is None else batch.take(pa.array(indices)) if len(indices) else None
+            if part is None or part.num_rows == 0:
+                continue
+            placed = place(part, offset)
+            offset += part.num_rows
+            for piece in split(placed):
+                yield block_of(piece, encode(piece, compression))
+
+    return blocks
+
+
+def place(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    """Records from rows with key, value, timestamp and headers: their offsets are `offset`, `offset` + 1,
+    …
+    """
+    offsets = np.arange(offset, offset + unplaced.num_rows, dtype=np.int64)
+    key, value, timestamp, headers = (unplaced.column(name) for name in _COLUMNS)
+    return record_batch(offsets, timestamp, key, value, headers)
+
+
+def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = _plain(batch.column(name))
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.binary())
+    if not any(holds(kind) for holds in _HOLDS_BYTES):
+        raise BadRecord(
+            f"The column {name!r} has a type that records cannot hold.",
+            expected="binary or string",
+            found=str(kind),
+            remedy="encode it to bytes, or write it with ChangelogSink, which encodes columns",
+        )
+    if column.nbytes > _INT32_MAX and binary_too_large(column):
+        raise BadRecord(
+            f"The column {name!r} of one slice is too large.", expected=f"at most {VALUE_BYTES_MAX} bytes",
+            found=f"{column.nbytes} bytes", remedy="append it in smaller tables",
+        )  # fmt: skip
+    return column.cast(pa.binary())
+
+
+_HOLDS_BYTES: Final = (
+    pa.types.is_binary,
+    pa.types.is_string,
+    pa.types.is_large_binary,
+    pa.types.is_large_string,
+    pa.types.is_fixed_size_binary,
+)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values in a layout of their own: no dictionary, no runs, no views."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        # Arrow takes nothing out of a dictionary of views, so the dictionary comes first.
+        return _plain(
+            pa.DictionaryArray.from_arrays(column.indices, _plain(column.dictionary)).dictionary_decode()
+        )
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(pc.run_end_decode(column))
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else column
+
+
+def binary_too_large(column: pa.Array) -> bool:
+    longest = pc.sum(pc.binary_length(column)).as_py()
+    return longest is not None and longest > VALUE_BYTES_MAX
+
+
+def _timestamps(batch: pa.RecordBatch, now_ms: int, row: int) -> pa.Array:
+    if "timestamp" not in batch.schema.names:
+        return pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
+    column = batch.column("timestamp")
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type)):
+        raise BadRecord(
+            "The column 'timestamp' has a type that records cannot hold.",
+            expected="a timestamp, or int64 with milliseconds since 1970-01-01 UTC", found=str(column.type),
+            remedy="cast it",
+        )  # fmt: skip
+    timestamps, wrong = timestamps_ms(column, now_ms)
+    if wrong >= 0:
+        raise BadRecord(
+            WRONG_TIMESTAMP[0], position=f"row {row + wrong}", expected=WRONG_TIMESTAMP[1],
+            found="another time", remedy=WRONG_TIMESTAMP[2],
+        )  # fmt: skip
+    return timestamps
+
+
+def _headers(batch: pa.RecordBatch) -> pa.Array:
+    if "headers" not in batch.schema.names or pa.types.is_null(batch.column("headers").type):
+        return no_headers(batch.num_rows)
+    try:
+        return batch.column("headers").cast(HEADERS_TYPE)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise BadRecord(
+            "The column 'headers' has a type that records cannot hold.", expected=str(HEADERS_TYPE),
+            found=str(batch.column("headers").type), remedy="cast it",
+        ) from None  # fmt: skip

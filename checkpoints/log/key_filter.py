@@ -1,0 +1,96 @@
+"""A part of a state: some keys, or all that begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.statestore import arguments
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.keys.partitioner import partition_of
+from keyfold.statestore.schema.columns import Columns
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which keys are wanted, as bytes; None and None for all.
+
+    Dropping the records of other keys before the fold changes nothing of the rest, and makes it cheaper.
+    """
+
+    keys: pa.Array | None = None
+    prefix: bytes | None = None
+
+    @classmethod
+    def of(
+        cls, root: Path, columns: Columns | None, keys: Collection[object] | None, prefix: bytes | str | None
+    ) -> Selection:
+        """Raises `ConfigError`, and `BadRecord` for a value that is no key of these columns."""
+        if keys is not None and prefix is not None:
+            raise ConfigError("keys and prefix exclude each other.", path=root, remedy="give one of them")
+        if keys is not None:
+            arguments.several("keys", keys, "keys")
+        if prefix is not None and columns is not None and columns.key_format != "raw":
+            raise ConfigError(
+                "Keys of these columns are JSON, where a prefix of the bytes means nothing.", path=root,
+                expected="one key column of type string or binary", found=", ".join(columns.keys),
+                remedy="give keys=, or select from the whole state",
+            )  # fmt: skip
+        if prefix is not None:
+            prefix = _prefix(prefix)
+        if keys is None:
+            return cls(None, prefix)
+        return cls(pa.array([_encoded(root, columns, key) for key in keys], pa.binary()), None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every key is wanted."""
+        return self.keys is None and not self.prefix
+
+    def partitions(self, count: int) -> list[int]:
+        """Those that can hold a wanted key."""
+        if self.keys is None:
+            return list(range(count))
+        return sorted({partition_of(key, count) for key in self.keys.to_pylist()})
+
+    def of_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The wanted records."""
+        for batch in batches:
+            wanted = self._mask(batch.column("key"))
+            yield batch if wanted is None else batch.filter(wanted)
+
+    def _mask(self, keys: pa.Array) -> pa.Array | None:
+        if self.keys is not None:
+            return pc.is_in(keys, value_set=self.keys)
+        if self.prefix:
+            return pc.equal(pc.binary_slice(keys, 0, len(self.prefix)), pa.scalar(self.prefix, pa.binary()))
+        return None
+
+
+def _prefix(prefix: object) -> bytes:
+    if isinstance(prefix, bytes):
+        return prefix
+    with suppress(UnicodeEncodeError):
+        if isinstance(prefix, str):
+            return prefix.encode()
+    raise arguments.wrong_type("prefix", prefix, "bytes, or text without lone surrogates")
+
+
+def _encoded(root: Path, columns: Columns | None, key: object) -> bytes:
+    if columns is not None:
+        # The only column of a key may be a struct or an array, which a tuple can be too.
+        whole = len(columns.keys) == 1 and pa.types.is_nested(
+            columns.arrow_schema().field(columns.keys[0]).type
+        )
+        return columns.encode_key(*key) if isinstance(key, tuple) and not whole else columns.encode_key(key)
+    if isinstance(key, bytes):
+        return key
+    raise ConfigError(
+        "The keys of this changelog are bytes.", path=root, expected="bytes", found=type(key).__name__,
+        remedy="encode them",
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""Reading committed records of one partition out of a state's segments."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.state import State
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import CompactedAway, ConfigError, StorageFailed
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.writer import Segment
+
+
+@contextmanager
+def looked_at(root: Path) -> Iterator[None]:
+    """Raises `StorageFailed` where the system refuses a path, or this user may not read there."""
+    try:
+        yield
+    except OSError as e:
+        raise StorageFailed(
+            "The changelog cannot be read.", path=e.filename or root,
+            expected="a path that the system takes, and this user may read",
+            found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="correct the path, or give this user the right to read there",
+        ) from e  # fmt: skip
+
+
+def read_segments(
+    files: Files, directory: Path, segments: tuple[Segment, ...], offset: int, to: int
+) -> Iterator[pa.RecordBatch]:
+    """Records with `offset` <= offset < `to`, in order. Raises `Damaged`, `ViewExpired`."""
+    for segment in segments:
+        if segment.next > offset and segment.base < to:
+            yield from SegmentReader(files, directory, segment).batches(offset, to)
+
+
+def last_value(files: Files, root: Path, state: State, partition: int, key: bytes) -> bytes | None:
+    """The last value of a key, looked for from the newest segment on. Raises `Damaged`, `ViewExpired`."""
+    directory = filenames.partition(root, partition)
+    for segment in reversed(state.partitions[partition].segments):
+        found: bytes | None = None
+        hit = False
+        for batch in read_segments(files, directory, (segment,), segment.base, segment.next):
+            rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
+            if len(rows):
+                hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()
+        if hit:
+            return found
+    return None
+
+
+def read_partition(
+    files: Files, root: Path, state: State, partition: int, offset: int | None = None, to: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Committed records of a partition from `offset` (default: the log's start) up to, not including, `to`.
+
+    An offset that was compacted away stands for the next higher record.
+
+    Raises:
+        ConfigError: no such partition, or an offset beyond the end.
+        CompactedAway: the offset is below the log's start: retention has deleted it.
+    """
+    p = partition_state(state, root, partition)
+    offset = p.start if offset is None else offset
+    to = p.end if to is None else min(to, p.end)
+    if offset < p.start:
+        raise CompactedAway(
+            "The log begins later than that.",
+            path=filenames.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset from {p.start} to {p.end}",
+            found=offset,
+            remedy=f"read from {p.start}; what was before is deleted by retention",
+        )
+    if offset > p.end:
+        raise ConfigError(
+            "The log ends before that offset.",
+            path=filenames.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset from {p.start} to {p.end}",
+            found=offset,
+            remedy="read from an offset that exists, or wait until it is committed",
+        )
+    return read_segments(files, filenames.partition(root, partition), p.segments, offset, to)
+
+
+def partition_state(state: State, root: Path, partition: int) -> PartitionState:
+    if not 0 <= partition < len(state.partitions):
+        raise ConfigError(
+            "There is no such partition.", path=root, expected=f"0 to {len(state.partitions) - 1}",
+            found=partition, remedy="correct `partition=`",
+        )  # fmt: skip
+    return state.partitions[partition]
+
+
+def unique_below_of(p: PartitionState) -> int:
+    """How far passes have come, or the first anchor inside the clean section: below, no key occurs twice."""
+    return min((p.unique_end, *p.splits))
+
+
+def misses_delete(p: PartitionState, offset: int, to: int | None = None) -> bool:
+    """Whether who has read up to `offset`, and goes on there up to `to`, may miss the delete of a key that it
+    has seen.
+
+    Its tombstone came later and is gone. From the log's start on there is nothing to miss.
+
+    Args:
+        to: a position at which the state is exact; None for the log's end.
+    """
+    return 0 < offset <= last_dropped(p, to)
+
+
+def last_dropped(p: PartitionState, to: int | None = None) -> int:
+    """The highest offset below `to` of a tombstone that is gone, -1 for none; `to` as for `misses_delete`."""
+    return max((x for x in p.dropped_tombstones if to is None or x < to), default=-1)
+
+
+def check_following(state: State, root: Path, partition: int, offset: int, to: int | None = None) -> None:
+    """Raises `CompactedAway` where following from `offset` up to `to` would miss a delete."""
+    p = partition_state(state, root, partition)
+    if misses_delete(p, offset, to):
+        raise CompactedAway(
+            "A delete after this position was compacted away.",
+            path=filenames.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset above {last_dropped(p, to)}, the last delete that was dropped",
+            found=offset,
+            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
+            "leaves more time",
+        )
+
+
+class Records(Iterator[pa.RecordBatch]):
+    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is
+    forgotten.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], pinned: ExitStack) -> None:
+        self._batches = batches
+        self._release = weakref.finalize(self, pinned.close)
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        self._release()

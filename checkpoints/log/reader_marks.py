@@ -1,0 +1,243 @@
+"""Views of readers: who may still need a file that the cleaner has replaced.
+
+A reader takes the lock on `readers/<id>.view`, then loads the manifest, then writes the number of the line it
+saw into that file. Whoever deletes publishes first and then looks: a file replaced at line n stays while a
+living reader has not written a number, or one below n. A lock ends with its process, so a dead reader holds
+nothing back.
+
+Where plan and read happen in different processes (Spark), no lock can span them: a lease `readers/<id>.lease`
+holds the line number and a time until which it is good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from keyfold.checkpoints.log.ownership import Ownership
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import ViewExpired
+from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.segment.writer import Segment
+
+log = logging.getLogger("keyfold")
+
+
+def now_ms() -> int:
+    """The clock of leases, and of changelogs that are not given another one."""
+    return time.time_ns() // 1_000_000
+
+
+_NUMBER_BYTES: Final = 21
+#: A reader without a number yet: everything is spared.
+_LOADING: Final = -1
+
+
+class ViewLock:
+    """A living reader's mark in `readers/`. Close it when nothing of the view will be opened any more."""
+
+    def __init__(self, files: Files, root: Path) -> None:
+        self._files = files
+        self._file: OpenFile | None = None
+        try:
+            _, self._file = new_lock(files, lambda identifier: filenames.view(root, identifier))
+        except OSError as e:
+            # On a read-only medium nobody deletes anything; without permission the lease-less view may
+            # expire.
+            if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSPC):
+                raise
+
+    def record(self, n: int) -> None:
+        """The view is that of manifest line `n`, or of a later one."""
+        if self._file is not None:
+            # On a full disk the mark stays empty, which spares every file.
+            with contextlib.suppress(OSError):
+                self._files.overwrite(self._file, b"%020d\n" % n, 0)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        # In a process that was forked from the reader's there is no lock: the mark is the other one's.
+        if file is not None and file.fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(file.path)
+            self._files.close(file)
+
+
+def new_lock(files: Files, path_of: Callable[[str], Path]) -> tuple[str, OpenFile]:
+    """A lock on a new file, and the id that is in its name.
+
+    Who looks whether a lock is held takes it for a moment. Where that comes between making the file and
+    locking it, another file is made: a mark without a lock would protect nothing.
+    """
+    while True:
+        identifier = uuid.uuid4().hex
+        file = files.lock(path_of(identifier))
+        if file is not None:
+            return identifier, file
+
+
+def write_lease(files: Files, root: Path, n: int, expires_ms: int, lease: str | None = None) -> str:
+    """Make a lease on the view of line `n`, or renew `lease`; returns its id.
+
+    Raises:
+        ViewExpired: the lease that should be renewed is gone, and with it perhaps files of the view.
+    """
+    identifier = uuid.uuid4().hex if lease is None else lease
+    path = filenames.lease(root, identifier)
+    if lease is not None and not files.exists(path):
+        raise ViewExpired(
+            "The lease of this view has run out.", path=path, expected="a lease that is renewed in time",
+            found="none: it was removed", remedy="read again, or raise the option viewTimeoutMs",
+        )  # fmt: skip
+    files.write_whole(path, json.dumps({"n": n, "expires_ms": expires_ms}).encode())
+    return identifier
+
+
+def drop_lease(files: Files, root: Path, lease: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(filenames.lease(root, lease))
+
+
+def oldest_view(files: Files, root: Path, now_ms: int) -> int | None:
+    """The lowest manifest line that a living reader may still hold to; None without readers, -1 while one is
+    loading.
+
+    Marks of dead readers and leases that ran out are removed on the way. Only the writer calls this.
+    """
+    lowest: int | None = None
+    for name in files.list_directory(root / filenames.READERS):
+        path = root / filenames.READERS / name
+        if name.endswith(".view"):
+            n = _view_number(files, path)
+        elif name.endswith(".lease"):
+            n = _lease_number(files, path, now_ms)
+        else:
+            continue
+        if n is not None:
+            lowest = n if lowest is None else min(lowest, n)
+    return lowest
+
+
+def _view_number(files: Files, path: Path) -> int | None:
+    if not files.exists(path):
+        return None
+    held = files.lock(path)
+    if held is not None:
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(path)
+        files.close(held)
+        return None
+    try:
+        text = files.read(path)
+    except FileNotFoundError:
+        return None
+    return int(text) if len(text) == _NUMBER_BYTES and text.strip().isdigit() else _LOADING
+
+
+def _lease_number(files: Files, path: Path, now_ms: int) -> int | None:
+    try:
+        lease = json.loads(files.read(path))
+        if lease["expires_ms"] >= now_ms:
+            return int(lease["n"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        pass  # a lease that cannot be read protects nothing and is removed like one that ran out
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(path)
+    return None
+
+
+class Garbage:
+    """Files that no state names any more, and the manifest line that took each batch of them out.
+
+    `hold` and `release` are the views of this process; `collect` deletes what neither they nor other
+    processes need.
+    """
+
+    def __init__(self, files: Files, root: Path, ownership: Ownership) -> None:
+        self._files = files
+        self._root = root
+        self._ownership = ownership
+        self._waiting: list[tuple[int, list[Path]]] = []
+        self._held: dict[int, int] = {}
+        # A view is also released by a finalizer, which runs in the middle of anything that this thread does,
+        # also while it holds the lock. So releases only go into a queue, which takes no lock.
+        self._released: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, n: int, paths: list[Path]) -> None:
+        """`paths` are unnamed since line `n`."""
+        if paths:
+            with self._lock:
+                self._waiting.append((n, paths))
+
+    def add_segments(self, n: int, partition: int, segments: Iterable[Segment]) -> None:
+        """The same of segments of a partition, with their indexes."""
+        directory = filenames.partition(self._root, partition)
+        paths = []
+        for s in segments:
+            paths.append(directory / s.name)
+            if s.sealed:
+                paths.append(directory / filenames.segment_index(s.name))
+        self.add(n, paths)
+
+    def hold(self, n: int) -> None:
+        with self._lock:
+            self._settle()
+            self._held[n] = self._held.get(n, 0) + 1
+
+    def release(self, n: int) -> None:
+        self._released.append(n)
+
+    def collect(self) -> int:
+        """Delete what can go, as long as this is provably the writer; returns the number of files deleted."""
+        if not self._waiting or not self._ownership.is_proven():
+            return 0
+        with self._lock:
+            waiting = list(self._waiting)
+        # Only what was unnamed before this look: a reader may come after it.
+        limit = oldest_view(self._files, self._root, now_ms())
+        with self._lock:
+            self._settle()
+            for n in self._held:
+                limit = n if limit is None else min(limit, n)
+            # By identity: a reader that stays for days leaves thousands here, and each look must stay cheap.
+            still = {id(x) for x in self._waiting}
+            ready = [x for x in waiting if id(x) in still and (limit is None or x[0] <= limit)]
+            going = {id(x) for x in ready}
+            self._waiting = [x for x in self._waiting if id(x) not in going]
+        return sum(self._delete(n, paths) for n, paths in ready)
+
+    def _settle(self) -> None:
+        while self._released:
+            n = self._released.popleft()
+            self._held[n] -= 1
+            if not self._held[n]:
+                del self._held[n]
+
+    def _delete(self, n: int, paths: list[Path]) -> int:
+        """What cannot be deleted now waits for the next time: it is in nobody's way but the disk's."""
+        left = []
+        for path in paths:
+            try:
+                if self._files.is_directory(path):
+                    self._files.remove_tree(path)
+                else:
+                    self._files.unlink(path, self._ownership.directory)
+            except FileNotFoundError:
+                pass
+            except OSError as e:
+                log.warning("changelog %s: %s cannot be deleted: %s", self._root, path.name, e.strerror)
+                left.append(path)
+        self.add(n, left)
+        return len(paths) - len(left)

@@ -1,0 +1,92 @@
+"""Reading one partition several times for a fold, in memory that does not grow with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import pyarrow as pa
+
+from keyfold.checkpoints.compaction.fold import last_values
+from keyfold.checkpoints.log.key_filter import Selection
+from keyfold.checkpoints.log.spill import KeySpill
+from keyfold.statestore.errors import StorageFailed
+from keyfold.statestore.files import LOCAL, Files, temporary
+from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.writer import Segment
+
+#: So many bytes of decoded keys stay in memory, so that a small tail needs no file.
+_HELD_BYTES: Final = 16 << 20
+
+
+class Rereading:
+    """The records of one partition, of which no checksum is compared twice. A context manager.
+
+    Keys of uncompressed blocks lie in mapped files, and stay there. Decoded ones, and those that were picked
+    out, move to a temporary file beyond some megabytes: in `TMPDIR`, mapped, without a name.
+    """
+
+    def __init__(self, files: Files, directory: Path, segments: tuple[Segment, ...]) -> None:
+        self._readers = [SegmentReader(files, directory, segment) for segment in segments]
+        self._mapped = (0, 0)
+        self._directory = temporary()
+        self._spill = KeySpill(files if files.has_locks else LOCAL, self._directory, nameless=True)
+        self._held = 0
+
+    def between(self, offset: int, to: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]:
+        """Records with `offset` <= offset < `to`, in order, as `SegmentReader.batches` gives them."""
+        for reader in self._readers:
+            if reader.segment.next > offset and reader.segment.base < to:
+                for batch in reader.batches(offset, to, keys_only=keys_only):
+                    self._mapped = reader.mapped
+                    yield batch
+
+    def hold(self, keys: pa.Array) -> pa.Array:
+        """Keys of the batch that was read last, where they may stay. Raises `StorageFailed`: no room."""
+        low, high = self._mapped
+        buffers = [b for b in keys.buffers() if b is not None and b.size]
+        if all(low <= b.address and b.address + b.size <= high for b in buffers):
+            return keys
+        self._held += keys.nbytes
+        if self._held <= _HELD_BYTES:
+            return keys
+        try:
+            return self._spill.hold(keys)
+        except OSError as e:
+            raise StorageFailed(
+                "The keys of a state cannot be kept in a file.", path=self._directory.parent,
+                expected="a directory with room", found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="free the disk, or set TMPDIR to a directory with room",
+            ) from e  # fmt: skip
+
+    def __enter__(self) -> Rereading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._spill.close()
+
+
+def state_batches(
+    files: Files,
+    directory: Path,
+    segments: tuple[Segment, ...],
+    end: int,
+    unique_below: int = 0,
+    selection: Selection | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
+
+    `unique_below`: no two records below that offset have the same key, see `reading.unique_below_of`.
+    """
+    chosen, below = selection or Selection(), min(unique_below, end)
+    with Rereading(files, directory, segments) as read:
+        yield from last_values(
+            lambda: chosen.of_batches(read.between(0, end)),
+            below,
+            dirty=lambda: chosen.of_batches(read.between(below, end)),
+            hold=read.hold,
+        )

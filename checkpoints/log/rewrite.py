@@ -1,0 +1,74 @@
+"""What a cleaner pass keeps of a group of segments, as new segments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from keyfold.checkpoints.compaction.fold import gathered
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.statestore import filenames
+from keyfold.statestore.segment.block import BLOCK_BYTES, BLOCK_RECORDS_MAX, encode, split
+from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
+
+#: Told of bytes read or written, as they are in the files; may sleep, and may end the pass by raising.
+Pace: TypeAlias = Callable[[int], None]
+
+
+def copied(
+    writer: Writer,
+    number: int,
+    group: tuple[Segment, ...],
+    kept: Iterator[pa.RecordBatch],
+    pace: Pace,
+    made: list[SegmentWriter],
+) -> list[Segment]:
+    """The kept records as sealed, durable segments of up to `segment.bytes`, which together cover what the
+    group covered.
+
+    Args:
+        made: gets every file that is begun, for `abandon` where nothing comes of it.
+
+    Raises:
+        OSError, and whatever `kept` and `pace` raise.
+    """
+    config = writer.identity.config
+    largest = max(config.segment_bytes, group[0].size)
+    base, end = group[0].base, group[-1].next
+    created = min(s.created_ms for s in group)
+    sealed: list[Segment] = []
+    current: SegmentWriter | None = None
+    for batch in _blocks(kept):
+        first = batch.column("offset")[0].as_py()
+        if current is not None and current.segment.records and current.segment.size + batch.nbytes > largest:
+            sealed.append(current.seal(replace(current.segment, next=first)))
+            base, current = first, None
+        if current is None:
+            current = writer.new_segment(number, base)
+            made.append(current)
+        data = encode(batch, config.codec)
+        pace(data.size)
+        current.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
+    if current is not None:
+        sealed.append(current.seal(replace(current.segment, next=end)))
+        writer.files.sync_directory(filenames.partition(writer.root, number))
+    return [replace(s, created_ms=created) for s in sealed]
+
+
+def abandon(made: Iterable[SegmentWriter]) -> None:
+    """Remove what `copied` has begun and no manifest line names."""
+    for segment in made:
+        with contextlib.suppress(OSError):
+            segment.abandon(None)
+
+
+def _blocks(kept: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of about a block's size: what is left of several small or thinned-out blocks is put
+    together.
+    """
+    for batches in gathered((b for b in kept if b.num_rows), BLOCK_RECORDS_MAX, BLOCK_BYTES):
+        yield from split(batches[0] if len(batches) == 1 else pa.concat_batches(batches))

@@ -1,0 +1,295 @@
+r"""Journals: the manifest's files. One per epoch, lines with their checksum, and beside it a head.
+
+A line is the CRC32C of the JSON behind it, as eight hexadecimal digits, a space, the JSON, a newline:
+
+    1f0a77c2 {"n":7,"t":"commit","commit":3,…}
+
+The head says how much of the journal is durable. It has two slots of 64 bytes, written in turn, so that a
+torn write leaves the other one; the valid slot with the larger length counts:
+
+    0                    20 21                   41 42       50 51       59  60      64
+    | journal bytes, 20 d. |_| line number n, 20 d. |_| crc, 8 hex |_| slot crc |\n| spaces |
+
+`crc` is the CRC32C of the journal's bytes up to that length, `slot crc` that of the slot's first 51 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from keyfold.checkpoints.manifest import state as states
+from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.segment_lines import Line
+from keyfold.checkpoints.manifest.state import State
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import Damaged, FormatTooNew
+from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.segment.block import FORMAT_VERSION
+
+_SLOT_BYTES: Final = 64
+_SLOT = re.compile(rb"^([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8}) ([0-9a-f]{8})\n {4}$")
+_REMEDY: Final = "restore from a snapshot or a copy; keyfold does not guess what a damaged manifest said"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first `length` bytes of a journal are durable, end with line `n`, and have this CRC32C."""
+
+    length: int
+    n: int
+    crc: int
+
+    def encode(self) -> bytes:
+        text = b"%020d %020d %08x " % (self.length, self.n, self.crc)
+        return text + b"%08x\n    " % crc32c(text)
+
+
+def read_head(files: Files, path: Path) -> Head | None:
+    """The head at `path`; None where there is none or no slot of it is valid."""
+    try:
+        data = files.read(path)
+    except FileNotFoundError:
+        return None
+    best: Head | None = None
+    for start in (0, _SLOT_BYTES):
+        found = _SLOT.match(data[start : start + _SLOT_BYTES])
+        if found and crc32c(data[start : start + 51]) == int(found[4], 16):
+            head = Head(int(found[1]), int(found[2]), int(found[3], 16))
+            if best is None or head.length > best.length:
+                best = head
+    return best
+
+
+def encode_line(line: Line) -> bytes:
+    body = json.dumps(line, separators=(",", ":"), ensure_ascii=True).encode()
+    return b"%08x %s\n" % (crc32c(body), body)
+
+
+def decode_line(raw: bytes) -> Line | None:
+    """The line in `raw` (without its newline), None where the checksum or the form is wrong."""
+    if len(raw) < 10 or raw[8:9] != b" ":
+        return None
+    try:
+        if int(raw[:8], 16) != crc32c(raw[9:]):
+            return None
+        line = json.loads(raw[9:])
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+class JournalWriter:
+    """Appends lines to the journal of one epoch. `append` is durable when it returns; `publish` lets readers
+    see it.
+    """
+
+    def __init__(self, files: Files, root: Path, epoch: int) -> None:
+        """Claim `epoch`. Raises `FileExistsError` where somebody else did."""
+        self._files = files
+        self._journal: OpenFile = files.create(filenames.journal(root, epoch))
+        self._head: OpenFile | None = None
+        self._head_path = filenames.head(root, epoch)
+        self._crc = 0
+        self._slot = 0
+        try:
+            files.sync_directory(root / filenames.MANIFEST)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def size(self) -> int:
+        return self._journal.position
+
+    def is_in_place(self) -> bool:
+        """Whether the journal is still the one of that name."""
+        return self._files.is_in_place(self._journal)
+
+    def append(self, line: Line) -> None:
+        """Write one line and sync it. The caller never retries: after an error the journal's end is
+        unknown.
+        """
+        raw = encode_line(line)
+        self._files.append(self._journal, [raw])
+        self._files.sync(self._journal)
+        self._crc = crc32c(raw, self._crc)
+
+    def end(self) -> None:
+        """No line comes any more. Where a file is whole only once it is closed, the journal has to be closed
+        before its head is there.
+        """
+        self._files.close(self._journal)
+
+    def publish(self, n: int) -> None:
+        """Overwrite the head: everything appended so far, up to line `n`, is durable."""
+        slot = Head(self._journal.position, n, self._crc).encode()
+        if self._head is None:
+            self._head = self._files.create(self._head_path)
+            self._files.append(self._head, [slot, b" " * _SLOT_BYTES])
+            self._files.sync(self._head)
+            self._files.sync_directory(self._head_path.parent)
+        else:
+            self._slot ^= _SLOT_BYTES
+            self._files.overwrite(self._head, slot, self._slot)
+
+    def close(self) -> None:
+        self.end()
+        if self._head is not None:
+            self._files.close(self._head)
+
+
+def begin_journal(
+    journal: JournalWriter,
+    state: State,
+    epoch: int,
+    identity: Identity,
+    prove: Callable[[], None] = lambda: None,
+    *,
+    only: bool = False,
+) -> State:
+    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new
+    number.
+
+    Args:
+        prove: called once it is durable; raises where somebody else has taken over: then it is not published.
+        only: no line follows, as in a snapshot.
+    """
+    state = states.pruned(state, identity.config.commits_retained)
+    line = states.checkpoint(state, epoch, identity.uuid)
+    journal.append(line)
+    if only:
+        journal.end()
+    prove()
+    journal.publish(line["n"])
+    return replace(state, n=line["n"], epoch=epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a journal says: the state behind its last accepted line, and how many bytes that took.
+
+    `torn` is the number of bytes behind them that were not accepted.
+    """
+
+    state: State
+    length: int
+    crc: int
+    torn: int = 0
+
+
+def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head | None) -> Loaded | None:
+    """For recovery: everything valid in a journal, cut at a torn last line.
+
+    None where the journal's checkpoint never became whole and nothing says that it was durable: an opening
+    that died.
+
+    Raises:
+        Damaged: the journal is shorter than its head says, or a damaged line is followed by a sound one.
+        FormatTooNew: a later version wrote it.
+    """
+    path = filenames.journal(root, epoch)
+    data = files.read(path)
+    loaded = _fold(data, path, identity, None)
+    if head is not None and (loaded is None or loaded.length < head.length):
+        raise Damaged(
+            "A manifest journal is shorter than its head says, or damaged before that point.", path=path,
+            position=f"byte {loaded.length if loaded else 0}", expected=f"{head.length} durable bytes",
+            found=f"{loaded.length if loaded else 0} sound bytes of {len(data)}", remedy=_REMEDY,
+        )  # fmt: skip
+    if loaded is None:
+        rest = data.split(b"\n")[1:]
+        if any(decode_line(r) is not None for r in rest):
+            raise _damaged_line(path, 0)
+        return None
+    rest = data[loaded.length :].split(b"\n")[1:]
+    if any(decode_line(r) is not None for r in rest):
+        raise _damaged_line(path, loaded.length)
+    return Loaded(loaded.state, loaded.length, loaded.crc, len(data) - loaded.length)
+
+
+def read_durable(files: Files, root: Path, epoch: int, identity: str, head: Head) -> Loaded:
+    """For readers: the journal up to its head and not a byte further. Raises `Damaged`,
+    `FileNotFoundError`.
+    """
+    path = filenames.journal(root, epoch)
+    data = files.read(path, 0, head.length)
+    if len(data) < head.length or crc32c(data) != head.crc:
+        raise Damaged(
+            "A manifest journal is not what its head says.", path=path,
+            position=f"bytes 0 to {head.length}", expected=f"crc32c {head.crc:08x}",
+            found=f"{len(data)} bytes, crc32c {crc32c(data):08x}", remedy=_REMEDY,
+        )  # fmt: skip
+    loaded = _fold(data, path, identity, None)
+    if loaded is None or loaded.length != head.length:
+        raise _damaged_line(path, loaded.length if loaded else 0)
+    return loaded
+
+
+def read_further(files: Files, root: Path, epoch: int, identity: str, head: Head, before: Loaded) -> Loaded:
+    """For readers that follow: only the lines between `before` and the head of the same journal."""
+    path = filenames.journal(root, epoch)
+    data = files.read(path, before.length, head.length - before.length)
+    if crc32c(data, before.crc) != head.crc:
+        return read_durable(files, root, epoch, identity, head)
+    loaded = _fold(data, path, identity, before)
+    if loaded is None or loaded.length != head.length:
+        raise _damaged_line(path, loaded.length if loaded else 0)
+    return loaded
+
+
+def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Loaded | None:
+    """Apply the sound lines of `data`, which begins behind `before`; None without a sound checkpoint at the
+    start.
+    """
+    state = before.state if before else None
+    start = before.length if before else 0
+    position = 0
+    while (end := data.find(b"\n", position)) >= 0:
+        line = decode_line(data[position:end])
+        if line is None:
+            break
+        try:
+            state = _first(line, path, identity) if state is None else states.apply(state, line)
+        except (KeyError, ValueError, TypeError, IndexError) as e:
+            raise Damaged(
+                "A manifest line has a right checksum and makes no sense.", path=path,
+                position=f"byte {start + position}", expected="a line that follows from those before it",
+                found=f"{type(e).__name__}: {e}", remedy=_REMEDY,
+            ) from e  # fmt: skip
+        position = end + 1
+    if state is None:
+        return None
+    crc = crc32c(data[:position], before.crc if before else 0)
+    return Loaded(state, start + position, crc)
+
+
+def _first(line: Line, path: Path, identity: str) -> State:
+    if line.get("version", 0) > FORMAT_VERSION:
+        raise FormatTooNew(
+            "The manifest was written by a later version of keyfold.", path=path, position="line 1",
+            expected=f"version {FORMAT_VERSION} or lower", found=line["version"], remedy="upgrade keyfold",
+        )  # fmt: skip
+    if line.get("changelog") != identity:
+        raise Damaged(
+            "A manifest journal belongs to another changelog.", path=path, position="line 1",
+            expected=identity, found=line.get("changelog"), remedy="put the journals of this changelog back",
+        )  # fmt: skip
+    return states.from_checkpoint(line)
+
+
+def _damaged_line(path: Path, position: int) -> Damaged:
+    return Damaged(
+        "A manifest line is damaged, and sound lines stand behind it.",
+        path=path,
+        position=f"byte {position}",
+        expected="a line with the CRC32C it begins with",
+        found="a line with another CRC32C",
+        remedy=_REMEDY,
+    )

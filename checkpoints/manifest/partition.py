@@ -1,0 +1,194 @@
+"""What the manifest says of one partition."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from keyfold.checkpoints.manifest.segment_lines import Line, segment_from, segment_line
+from keyfold.statestore.segment.writer import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A cleaner pass came to its end, `clean_end`, at `time_ms`: it dates the tombstones below."""
+
+    clean_end: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition's log.
+
+    What holds after every line, whatever was folded, broken off, rolled back, retained or configured:
+
+    1. `start` <= `unique_end` <= `clean_end` <= `end`, and `start` < every split < `clean_end`.
+    2. **Dense**: every offset in [`clean_end`, `end`) has the record that was committed there.
+    3. **Exact**: for every position from `clean_end` on, and for every split, the records below it fold to
+       what all records that were committed in [`start`, position) fold to.
+    4. **Unique**: below `unique_end` no key occurs twice between two neighbouring splits, or between one of
+       them and `start` or `unique_end`.
+
+    So a position may cut a pass only if it `is_exact`: another one is no split, and records on its two sides
+    would both be kept where 4 says that one is.
+
+    Attributes:
+        segments: in offset order; the last may be active.
+        start, end: log start offset, and one past the last committed record.
+        clean_end: records below may have been folded by the cleaner (Kafka: first dirty offset).
+        unique_end: how far keys are unique. Less than `clean_end` after a pass that was broken off, or that
+            went back for a split that no anchor wants any more and had no room for all keys that follow.
+        passes: for tombstones' delete horizons, ascending.
+        splits: anchor offsets that kept older records of a key inside the clean section, ascending. One that
+            no anchor wants any more is there until a pass has gone over it.
+        swept_end: at most `unique_end`. Tombstones below were past their delete horizon when a pass last
+            looked at them; those that are left have an older record of their key that a split keeps.
+        dropped_tombstones: the highest offset of a dropped tombstone between each two neighbouring splits,
+            ascending; so of those below a position that `is_exact` the highest one is always known.
+        dropped_at: the line that took the last tombstone, whichever its offset.
+        cuts: where each rollback has cut the log; a swap that was made before one is void, and so is the
+            position of a reader that was further on.
+        uncleanable: why the cleaner has given this partition up, empty if it has not.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    start: int = 0
+    end: int = 0
+    clean_end: int = 0
+    unique_end: int = 0
+    passes: tuple[Pass, ...] = ()
+    splits: tuple[int, ...] = ()
+    swept_end: int = 0
+    dropped_tombstones: tuple[int, ...] = ()
+    dropped_at: int = 0
+    cuts: tuple[int, ...] = ()
+    uncleanable: str = ""
+
+    @property
+    def generation(self) -> int:
+        """Counts rollbacks."""
+        return len(self.cuts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.size for s in self.segments)
+
+    @property
+    def records(self) -> int:
+        return sum(s.records for s in self.segments)
+
+    @property
+    def dropped_tombstone(self) -> int:
+        """The highest offset of a tombstone that is gone, -1 for none."""
+        return max(self.dropped_tombstones, default=-1)
+
+    def is_exact(self, offset: int) -> bool:
+        """Whether the records below an offset, from `start` on, still fold to what they folded to when it was
+        the log's end.
+        """
+        at = bisect_left(self.splits, offset)
+        return offset >= self.clean_end or self.splits[at : at + 1] == (offset,)
+
+    # -- what a line makes of it -----------------------------------------------------------------------------
+
+    def folded(self, line: Line, n: int) -> PartitionState:
+        """After a `swap` line, number `n`. Raises `ValueError` where it takes out what is not there."""
+        out = set(line["out"])
+        if not out <= {s.name for s in self.segments}:
+            raise ValueError("a swap takes out segments that are not there")
+        rest = (s for s in self.segments if s.name not in out)
+        added = map(segment_from, line["in"])
+        return replace(
+            self,
+            segments=tuple(sorted((*added, *rest), key=lambda s: (s.base, s.next))),
+            clean_end=line["clean_end"],
+            unique_end=line["unique_end"],
+            passes=tuple(Pass(*x) for x in line["passes"]),
+            splits=tuple(line["splits"]),
+            swept_end=line.get("swept_end", 0),
+            dropped_tombstones=_dropped_from(line),
+            dropped_at=n if line.get("drops", True) else self.dropped_at,
+        )
+
+    def retained(self, start: int, out: set[str]) -> PartitionState:
+        """Without the segments `out`: the log begins at `start`. States are folds from there on, so what held
+        holds. A tombstone that a record below kept may go now.
+        """
+        splits = tuple(x for x in self.splits if x > start)
+        return replace(
+            self,
+            segments=tuple(s for s in self.segments if s.name not in out),
+            start=start,
+            clean_end=max(self.clean_end, start),
+            unique_end=max(self.unique_end, start),
+            splits=splits,
+            swept_end=start if splits != self.splits else max(self.swept_end, start),
+            dropped_tombstones=highest_between(splits, self.dropped_tombstones),
+        )
+
+    def truncated(self, end: int, segments: tuple[Segment, ...]) -> PartitionState:
+        """As of `end`, which `is_exact`. The log goes on from there with records that are all there, and the
+        state there is exact, so `end` needs to be no split any more.
+        """
+        passes = {min(x.clean_end, end): x.time_ms for x in reversed(self.passes)}
+        return replace(
+            self,
+            segments=segments,
+            end=end,
+            clean_end=min(self.clean_end, end),
+            unique_end=min(self.unique_end, end),
+            passes=tuple(Pass(*x) for x in sorted(passes.items())),
+            splits=tuple(x for x in self.splits if x < end),
+            swept_end=min(self.swept_end, end),
+            dropped_tombstones=tuple(x for x in self.dropped_tombstones if x < end),
+        )
+
+
+def highest_between(splits: Iterable[int], offsets: Iterable[int]) -> tuple[int, ...]:
+    """The highest of `offsets` between each two neighbouring splits, ascending."""
+    ends = sorted(splits)
+    return tuple(sorted({bisect_right(ends, x): x for x in sorted(offsets)}.values()))
+
+
+def partition_line(p: PartitionState, marks: int) -> Line:
+    return {
+        "start": p.start,
+        "end": p.end,
+        "clean_end": p.clean_end,
+        "unique_end": p.unique_end,
+        "passes": [[x.clean_end, x.time_ms] for x in p.passes],
+        "splits": list(p.splits),
+        "swept_end": p.swept_end,
+        "dropped_tombstones": list(p.dropped_tombstones),
+        "dropped_at": p.dropped_at,
+        "cuts": list(p.cuts),
+        "uncleanable": p.uncleanable,
+        "segments": [segment_line(s, marks) for s in p.segments],
+    }
+
+
+def partition_from(line: Line) -> PartitionState:
+    return PartitionState(
+        segments=tuple(segment_from(s) for s in line["segments"]),
+        start=line["start"],
+        end=line["end"],
+        clean_end=line["clean_end"],
+        unique_end=line["unique_end"],
+        passes=tuple(Pass(*x) for x in line["passes"]),
+        splits=tuple(line["splits"]),
+        swept_end=line.get("swept_end", 0),
+        dropped_tombstones=_dropped_from(line),
+        dropped_at=line.get("dropped_at", 0),
+        cuts=tuple(line.get("cuts", ())),
+        uncleanable=line.get("uncleanable", ""),
+    )
+
+
+def _dropped_from(line: Line) -> tuple[int, ...]:
+    """Lines of an earlier form name only the highest one, -1 for none."""
+    if "dropped_tombstones" in line:
+        return tuple(line["dropped_tombstones"])
+    highest: int = line["dropped_tombstone"]
+    return () if highest < 0 else (highest,)

@@ -1,0 +1,223 @@
+"""Points in a changelog's life: what `at=` means, and whether the state there is still exact."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.manifest.idempotence import checked_app, checked_batch
+from keyfold.checkpoints.manifest.state import Commit, State
+from keyfold.statestore import arguments
+from keyfold.statestore.errors import CompactedAway, ConfigError
+
+#: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, a time, or an end offset for every
+#: partition.
+At: TypeAlias = "int | tuple[str, int] | str | datetime.datetime | Mapping[int, int] | None"
+
+
+def ends_at(state: State, root: Path, at: At) -> tuple[int, ...]:
+    """The end offset of every partition as of `at`. Raises `CompactedAway`, `ConfigError`."""
+    if at is None:
+        return state.ends
+    if isinstance(at, Mapping):
+        return _ends_given(state, root, at)
+    if isinstance(at, str):
+        anchor = state.anchors.get(at)
+        if anchor is None:
+            raise ConfigError(
+                "There is no such anchor.",
+                path=root,
+                expected=", ".join(sorted(state.anchors)) or "no anchor is set",
+                found=repr(at),
+                remedy="name one that exists",
+            )
+        return _exact(state, root, anchor.ends, f"anchor {at!r}, commit {anchor.commit}")
+    commit = commit_at(state, root, at)
+    return _exact(state, root, commit.ends, f"commit {commit.number}")
+
+
+def _ends_given(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:
+    ends = _checked_ends(state, root, at)
+    return _exact(state, root, ends, f"offsets {', '.join(map(str, ends))}")
+
+
+def _exact(state: State, root: Path, ends: tuple[int, ...], what: str) -> tuple[int, ...]:
+    if state.retained_no_more(ends):
+        starts = ", ".join(str(p.start) for p in state.partitions)
+        raise CompactedAway(
+            "Retention has removed the records of that point.", path=root, position=what,
+            expected=f"a point after the log start offsets {starts}",
+            found=f"end offsets {', '.join(map(str, ends))}",
+            remedy="restore at a later commit; raise retention.ms or retention.bytes to keep more",
+        )  # fmt: skip
+    if state.folded_away(ends):
+        raise compacted_away(state, root, what)
+    return ends
+
+
+def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:
+    for number in (*at.keys(), *at.values()):
+        arguments.whole("at", number)
+    right = all(0 <= at.get(n, -1) <= p.end for n, p in enumerate(state.partitions))
+    if not right or len(at) != len(state.partitions):
+        raise ConfigError(
+            "These are no end offsets of this changelog.", path=root,
+            expected=", ".join(f"{n}: 0 to {p.end}" for n, p in enumerate(state.partitions)),
+            found=", ".join(f"{n}: {at[n]}" for n in sorted(at)) or "none",
+            remedy="give one end offset for each partition",
+        )  # fmt: skip
+    return tuple(at[n] for n in range(len(state.partitions)))
+
+
+def since_at(state: State, root: Path, since: At, to: tuple[int, ...]) -> tuple[int, ...]:
+    """Where every partition ended at a point after which the changes are wanted, up to the end offsets `to`.
+    Its own state need not be exact. Raises `CompactedAway` where a delete between the two is gone, or the log
+    begins later.
+    """
+    if isinstance(since, str) or since is None:
+        ends = ends_at(state, root, since)
+    elif isinstance(since, Mapping):
+        ends = _checked_ends(state, root, since)
+    else:
+        ends = commit_at(state, root, since).ends
+    for number, (end, p) in enumerate(zip(ends, state.partitions, strict=True)):
+        reader.check_following(state, root, number, end, to[number])
+        if end < p.start:
+            raise CompactedAway(
+                "The log begins later than that.", path=root, position=f"partition {number}, offset {end}",
+                expected=f"an offset from {p.start}", found=end,
+                remedy="take the whole state; what was before is deleted by retention",
+            )  # fmt: skip
+    return ends
+
+
+def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.datetime) -> Commit:
+    """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it
+    never was.
+    """
+    if isinstance(at, datetime.datetime):
+        moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
+        return _commit_of(state, root, moment)
+    if isinstance(at, tuple):
+        if len(at) != 2:
+            raise ConfigError(
+                "`at` is no point in a changelog's life.", path=root, expected="(app_id, batch_id)",
+                found=f"a tuple of {len(at)}", remedy="correct `at=`",
+            )  # fmt: skip
+        app, batch = checked_app(at[0]), checked_batch(at[1])
+        last = state.apps.get(app)
+        match = [c for c in (*state.commits, *([last] if last else [])) if c.app == app and c.batch == batch]
+        if match:
+            return match[-1]
+        if last is None or batch > last.batch:
+            raise ConfigError(
+                "There is no such batch.",
+                path=root,
+                position=f"app {app!r}, batch {batch}",
+                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, a batch it has committed",
+                found="no commit of it",
+                remedy="correct `at=`",
+            )
+        raise compacted_away(state, root, f"batch {batch} of app {app!r}")
+    if isinstance(at, bool) or not isinstance(at, int):
+        raise ConfigError(
+            "`at` is no point in a changelog's life.",
+            path=root,
+            expected="a commit number, (app_id, batch_id), an anchor's name, a datetime, "
+            "{partition: end offset} or None",
+            found=type(at).__name__,
+            remedy="correct `at=`",
+        )
+    for commit in state.commits:
+        if commit.number == at:
+            return commit
+    if not 1 <= at < state.next_commit:
+        raise ConfigError(
+            "There is no such commit.",
+            path=root,
+            expected=f"a number from 1 to {state.next_commit - 1}",
+            found=at,
+            remedy="correct `at=`",
+        )
+    raise compacted_away(state, root, f"commit {at}")
+
+
+def _commit_of(state: State, root: Path, moment: datetime.datetime) -> Commit:
+    """The last commit not after a time. Raises `CompactedAway` where it may be one that is no longer kept."""
+    limit = moment.timestamp() * 1000
+    before = [i for i, c in enumerate(state.commits) if c.time_ms <= limit]
+    # The clock may have gone backwards: a commit that is no longer kept may be earlier than one that is.
+    if not before or any(0 <= c.until_ms <= limit for c in state.commits[before[-1] :]):
+        raise compacted_away(state, root, moment.isoformat())
+    return state.commits[before[-1]]
+
+
+#: A rollback leaves a gap in the numbers: so many runs of them are named, the last ones.
+_RUNS = 5
+
+
+def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
+    exact = [c.number for c in state.commits if state.restorable(c.ends)]
+    firsts = [n for i, n in enumerate(exact) if i == 0 or exact[i - 1] != n - 1]
+    lasts = [n for i, n in enumerate(exact) if i == len(exact) - 1 or exact[i + 1] != n + 1]
+    runs = [f"{first} to {last}" for first, last in zip(firsts, lasts, strict=True)]
+    if len(runs) > _RUNS:
+        runs = ["..., " + runs[-_RUNS], *runs[1 - _RUNS :]]
+    nearest = "commits " + ", ".join(runs) if exact else "the newest state only"
+    if state.anchors:
+        nearest += ", anchors " + ", ".join(sorted(state.anchors))
+    return CompactedAway(
+        "The exact state at that point was folded away or rolled back, or is no longer kept.",
+        path=root,
+        position=what,
+        expected=nearest,
+        found=what,
+        remedy="restore at one of those; set an anchor before compaction to keep a point, or raise "
+        "commits.retained to keep more commits by their numbers",
+    )
+
+
+def exact_commit(state: State, root: Path, at: At) -> Commit:
+    """The commit that `at` means, whose state is exact; None means the last one.
+
+    Raises:
+        CompactedAway: the exact state at that commit no longer exists.
+        ConfigError: there is no such commit, or offsets were given, which need not be those of a commit.
+    """
+    if isinstance(at, Mapping) or (at is None and not state.commits):
+        raise ConfigError(
+            "This needs a commit.", path=root,
+            expected="a commit number, (app_id, batch_id), an anchor's name or a time",
+            found="offsets" if isinstance(at, Mapping) else "a changelog without commits",
+            remedy="name a commit" if isinstance(at, Mapping) else "commit a batch first",
+        )  # fmt: skip
+    ends_at(state, root, at)
+    if at is None:
+        return state.commits[-1]
+    number = state.anchors[at].commit if isinstance(at, str) else commit_at(state, root, at).number
+    return not_alone(next(c for c in state.commits if c.number == number), root)
+
+
+def not_alone(commit: Commit, root: Path) -> Commit:
+    """The same commit. Raises `CompactedAway` where it is not known what all apps had committed by then."""
+    if commit.alone:
+        raise CompactedAway(
+            "What other apps had committed by then is no longer kept.", path=root,
+            position=f"commit {commit.number}", expected="one of the last commits, or one with an anchor",
+            found=f"the last commit of app {commit.app!r}, which is kept for that app alone",
+            remedy="name a later commit; raise commits.retained to keep more",
+        )  # fmt: skip
+    return commit
+
+
+def apps_at(state: State, root: Path, ends: tuple[int, ...]) -> list[Commit]:
+    """The last commit of every app up to these offsets. Raises `CompactedAway` where that is not known."""
+    held = [c for c in state.commits if all(e <= end for e, end in zip(c.ends, ends, strict=True))]
+    if held and (held[-1].ends == ends or held[-1].until_ms < 0):
+        not_alone(held[-1], root)
+    elif any(ends):
+        raise compacted_away(state, root, f"offsets {', '.join(map(str, ends))}")
+    return list({c.app: c for c in held}.values())

@@ -1,0 +1,1 @@
+"""Restore: the exact state as of a commit, into memory, RocksDB, a file, or another changelog."""

@@ -1,0 +1,384 @@
+"""`restore`: the state of a changelog as of a commit, exactly: compacted section plus tail, folded to the
+last values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from keyfold.checkpoints.compaction.fold import last_values
+from keyfold.checkpoints.log import reader as reading
+from keyfold.checkpoints.log.ahead import ahead
+from keyfold.checkpoints.log.key_filter import Selection
+from keyfold.checkpoints.log.reader_marks import ViewLock
+from keyfold.checkpoints.log.recovery import View
+from keyfold.checkpoints.log.rereading import Rereading, state_batches
+from keyfold.checkpoints.manifest.identity import check_partitions, read_identity
+from keyfold.checkpoints.manifest.resolve import At, apps_at, ends_at, since_at
+from keyfold.checkpoints.manifest.state import Commit
+from keyfold.checkpoints.restore.listener import Bar, RestoreListener
+from keyfold.checkpoints.restore.targets import write_changelog, write_store
+from keyfold.checkpoints.restore.view_token import hand_over
+from keyfold.checkpoints.snapshot.repository import newest
+from keyfold.checkpoints.snapshot.snapshot import Place
+from keyfold.statestore import arguments, filenames
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.kv.stores import ReadOnlyStore
+from keyfold.statestore.paths import AnyPath
+from keyfold.statestore.remote_files import located, writable
+from keyfold.statestore.segment.block import RECORD_SCHEMA
+from keyfold.statestore.segment.writer import Segment
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from pyspark.sql import DataFrame, SparkSession
+
+#: The column that tells deletes from upserts where changes are asked for, as in the data source.
+DELETED = "_deleted"
+
+
+def restore(
+    path: AnyPath,
+    *,
+    at: At = None,
+    since: At = None,
+    partitions: Sequence[int] | None = None,
+    keys: Collection[object] | None = None,
+    prefix: bytes | str | None = None,
+    listener: RestoreListener | None = None,
+    progress: bool = False,
+    filesystem: Any = None,
+    files: Files = LOCAL,
+) -> RestoredState:
+    """The state of the changelog at `path`, as of `at`; nothing is read before one of its `to_…` methods is
+    called.
+
+    The files of the view stay until the result is closed or forgotten. A writer may go on meanwhile.
+
+    Args:
+        path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec; of a folder of
+            snapshots (`snapshot.dest`) the newest one. A relative path is that of this moment.
+        at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
+            without a time zone: UTC), an end offset for every partition as `{partition: offset}`, or None for
+            the last commit.
+        since: only what changed behind this point, deletes too: tables then have a column `_deleted`, and
+            `to_dict` has None for a deleted key. What was put back to its old value counts as changed.
+        partitions: only these.
+        keys: only these: bytes, or for typed columns the key's value, a tuple where it has several columns.
+        prefix: only keys that begin so.
+        listener: is told how far it has come.
+        progress: show a bar while reading.
+        filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `path` is a path.
+
+    Raises:
+        NotAChangelog, Damaged, FormatTooNew: see there.
+        CompactedAway: the exact state at `at` no longer exists, or a delete between `since` and it is gone.
+        ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
+    """
+    target_files = files
+    place = newest(Place(*located(path, filesystem, files)))
+    files, root = place.files, place.root
+    with ExitStack() as stack:
+        # Raises where there is no changelog, before a lock would be sought there.
+        with reading.looked_at(root):
+            read_identity(files, root)
+        lock = ViewLock(files, root)
+        stack.callback(lock.close)
+        view = View(files, root)
+        lock.record(view.state.n)
+        ends = ends_at(view.state, root, at)
+        begins = None if since is None else since_at(view.state, root, since, ends)
+        selection = Selection.of(root, view.identity.columns, keys, prefix)
+        wanted = set(selection.partitions(len(ends)) if partitions is None else _numbers(root, partitions))
+        for number in wanted:
+            reading.partition_state(view.state, root, number)
+        listeners = ([] if listener is None else [listener], progress)
+        restored = RestoredState(
+            files, target_files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners
+        )
+        restored.hold(lock)
+        stack.pop_all()
+        return restored
+
+
+class RestoredState:
+    """The state of a changelog as of one commit. A context manager; closing it lets the cleaner delete its
+    files, and ends what still reads it with an error.
+
+    A changelog with typed columns gives them back as they were written, others give `key` and `value` bytes.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        target_files: Files,
+        root: Path,
+        view: View,
+        ends: tuple[int, ...],
+        begins: tuple[int, ...] | None,
+        partitions: tuple[int, ...],
+        selection: Selection,
+        listeners: tuple[list[RestoreListener], bool],
+    ) -> None:
+        self.path = root
+        #: end offset of each partition: the state is the fold of the records below
+        self.ends = ends
+        self.partitions = partitions
+        self.columns = view.identity.columns
+        self._begins = begins
+        self._selection = selection
+        self._files = files
+        #: of the directories that targets are written to
+        self._target_files = target_files if target_files.has_locks else LOCAL
+        self._identity = view.identity
+        self._state = view.state
+        self._listeners, self._progress = listeners
+        self._finalizer: weakref.finalize[[], RestoredState] | None = None
+
+    def hold(self, lock: ViewLock) -> None:
+        """Let go of `lock` when this is closed or forgotten."""
+        self._finalizer = weakref.finalize(self, lock.close)
+
+    def close(self) -> None:
+        """Let go of the view. A second call does nothing, also from another thread."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def _check_open(self) -> None:
+        if self._finalizer is None or not self._finalizer.alive:
+            raise ConfigError("This state was closed.", path=self.path, remedy="restore it again")
+
+    def __enter__(self) -> RestoredState:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value,
+        headers. With `since` a null value is a delete. Every method that gives the state raises `ConfigError`
+        once this is closed.
+        """
+        with self._listening() as listeners:
+            for number in self.partitions:
+                yield from self._told(number, listeners)
+
+    def to_arrow(self) -> pa.Table:
+        """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning.
+
+        Raises:
+            ConfigError: with `since`, where the changelog has a column `_deleted` of its own.
+        """
+        if self._begins is None:
+            return self._table(self._all())
+        if self.columns is not None and DELETED in self.columns.arrow_schema().names:
+            raise ConfigError(
+                f"A table of changes has a column {DELETED!r} that tells deletes, and so has this changelog.",
+                path=self.path, expected="no column of this name", found=DELETED,
+                remedy="take to_dict() or batches(), which need no such column",
+            )  # fmt: skip
+        batches = self._all()
+        return self._table(batches).append_column(DELETED, _deleted(batches))
+
+    def _table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        columns = self.columns
+        if columns is None:
+            return pa.Table.from_batches(batches, RECORD_SCHEMA).select(["key", "value"])
+        tables = [columns.decode(b.column("key"), b.column("value")) for b in batches]
+        return pa.concat_tables([columns.arrow_schema().empty_table(), *tables])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """`to_arrow` as a pandas DataFrame, by Arrow's own conversion of types."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """`to_arrow` as a polars DataFrame, mostly without a copy. polars has to be installed."""
+        import polars as pl
+
+        table = pl.from_arrow(self.to_arrow())
+        assert isinstance(table, pl.DataFrame)
+        return table
+
+    def to_dict(self) -> dict[Any, Any]:
+        """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column →
+        value. A struct or an array in a key is a tuple, which `keys=` takes too.
+        """
+        batches = self._all()
+        table = self._table(batches)
+        if self.columns is None:
+            return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+        keys = [[_hashable(value) for value in table[name].to_pylist()] for name in self.columns.keys]
+        rows: list[Any] = table.drop_columns(list(self.columns.keys)).to_pylist()
+        if not rows:
+            rows = [{} for _ in range(table.num_rows)]
+        if self._begins is not None:
+            deleted = _deleted(batches).to_pylist()
+            rows = [None if gone else row for row, gone in zip(rows, deleted, strict=True)]
+        return dict(zip(keys[0] if len(keys) == 1 else zip(*keys, strict=True), rows, strict=True))
+
+    def to_spark(self, spark: SparkSession) -> DataFrame:
+        """The state as a DataFrame, with the types it was written with, read by Spark's tasks in parallel.
+
+        It is this state also where it was folded away since, if it is computed within ten minutes or while
+        this is open.
+        """
+        self._check_open()
+        if self._begins is not None or not self._selection.is_whole:
+            raise ConfigError(
+                "Spark reads whole states.", path=self.path, expected="no since=, keys= and prefix=",
+                found="one of them",
+                remedy='filter the DataFrame, or read format("keyfold") with mode "changes"',
+            )  # fmt: skip
+        if not self._files.has_locks:
+            raise ConfigError(
+                "Spark's tasks read on a local disk.", path=self.path, expected="a local directory",
+                found="another file system", remedy="copy it here with Changelog.clone, or use to_arrow",
+            )  # fmt: skip
+        offsets = ",".join(str(e) for e in self.ends)
+        reader = spark.read.format("keyfold").option("endOffsets", offsets)
+        # Passes may fold this state away before Spark has planned.
+        identity = self._identity.uuid
+        view = hand_over(self._files, self.path, identity, self._state, self.ends, self.partitions)
+        reader = reader.option("view", view.to_text())
+        if len(self.partitions) < len(self.ends):
+            reader = reader.option("partitions", ",".join(str(p) for p in self.partitions))
+        return reader.load(str(self.path.resolve()))
+
+    def to_store(self, path: AnyPath) -> ReadOnlyStore:
+        """A new RocksDB store of the state in the directory `path`, open: get, get_all, range, prefix, all,
+        close. `open_store(path)` opens it again.
+        """
+        target = writable(path)
+        self._check_state("A store", target)
+        with self._ahead() as batches:
+            return write_store(self._target_files, target, self._identity.uuid, batches)
+
+    def to_changelog(
+        self, path: AnyPath, *, partitions: int | None = None, config: Mapping[str, object] | None = None
+    ) -> Path:
+        """A new changelog at `path` with the state, and with the last commit of every app, so that `resume`
+        works on it; it may have another number of partitions. A part of a state (`keys`, `prefix`, or not all
+        `partitions`) comes without apps, because a job that resumed from it would take it for the whole. To
+        copy all of a log, take a snapshot and `Changelog.clone`.
+
+        Args:
+            path: an empty or missing directory.
+            partitions, config: as of this changelog by default, but for `snapshot.dest`, which is empty;
+                `config` changes single settings.
+
+        Raises:
+            ConfigError: `path` is taken. StorageFailed: see there.
+        """
+        target = writable(path)
+        self._check_state("A changelog", target)
+        if partitions is not None:
+            check_partitions(partitions)
+        with self._ahead() as batches:
+            write_changelog(
+                self._target_files, target, self._identity, batches, self._apps(),
+                partitions=partitions, config=arguments.mapping("config", {} if config is None else config),
+            )  # fmt: skip
+        return target
+
+    def _apps(self) -> list[Commit]:
+        """The last commit of every app whose whole state this is."""
+        if not self._selection.is_whole or len(self.partitions) < len(self.ends):
+            return []
+        return apps_at(self._state, self.path, self.ends)
+
+    def _check_state(self, what: str, target: Path) -> None:
+        self._check_open()
+        if self._begins is not None:
+            raise ConfigError(f"{what} holds a state, not changes.", path=target, remedy="leave since= out")
+
+    @contextmanager
+    def _listening(self) -> Iterator[list[RestoreListener]]:
+        """Who is to be told; a bar among them where one is to be shown."""
+        self._check_open()
+        with Bar() if self._progress else nullcontext() as bar:
+            yield [*self._listeners, *([] if bar is None else [bar])]
+
+    @contextmanager
+    def _ahead(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """As `batches`, but two partitions at a time, while the batches before are written."""
+        with self._listening() as listeners:
+            sources = [partial(self._told, number, listeners) for number in self.partitions]
+            with closing(ahead(sources)) as batches:
+                yield batches
+
+    def _told(self, number: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
+        """One partition, with everybody told how far it has come."""
+        start = self._state.partitions[number].start if self._begins is None else self._begins[number]
+        start, end, restored = min(start, self.ends[number]), self.ends[number], 0
+        for listener in listeners:
+            listener.on_restore_start(self.path, number, start, end)
+        for batch in self._partition(number):
+            self._check_open()
+            yield batch
+            restored += batch.num_rows
+            if not listeners:
+                continue
+            behind = batch.column("offset")[-1].as_py() + 1
+            for listener in listeners:
+                listener.on_batch_restored(self.path, number, behind, batch.num_rows, batch.nbytes)
+        for listener in listeners:
+            listener.on_restore_end(self.path, number, restored)
+
+    def _partition(self, number: int) -> Iterator[pa.RecordBatch]:
+        p, end = self._state.partitions[number], self.ends[number]
+        directory = filenames.partition(self.path, number)
+        if self._begins is None:
+            below = reading.unique_below_of(p)
+            return state_batches(self._files, directory, p.segments, end, below, self._selection)
+        begin = min(self._begins[number], end)
+        return self._changes(directory, p.segments, begin, end)
+
+    def _changes(
+        self, directory: Path, segments: tuple[Segment, ...], begin: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        with Rereading(self._files, directory, segments) as read:
+
+            def source() -> Iterator[pa.RecordBatch]:
+                return self._selection.of_batches(read.between(begin, end))
+
+            yield from last_values(source, begin, hold=read.hold, deletes=True)
+
+    def _all(self) -> list[pa.RecordBatch]:
+        """All partitions, two at a time."""
+        with self._listening() as listeners, ThreadPoolExecutor(2) as pool:
+            parts = pool.map(lambda number: list(self._told(number, listeners)), self.partitions)
+            return [batch for part in parts for batch in part]
+
+
+def _numbers(root: Path, partitions: Sequence[int]) -> list[int]:
+    found = [arguments.whole("partitions", p) for p in arguments.several("partitions", partitions, "numbers")]
+    if not found:
+        raise ConfigError(
+            "No partition is asked for.", path=root, expected="one or more numbers", found="none",
+            remedy="leave `partitions=` out for all of them",
+        )  # fmt: skip
+    return found
+
+
+def _deleted(batches: Sequence[pa.RecordBatch]) -> pa.ChunkedArray:
+    return pa.chunked_array([b.column("value").is_null() for b in batches], pa.bool_())
+
+
+def _hashable(value: Any) -> Any:
+    """A part of a key as a key of a dict."""
+    if isinstance(value, dict):
+        return tuple(_hashable(item) for item in value.values())
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,169 @@
+"""Takes a snapshot of a changelog when one is due, in the background, and keeps the newest two.
+
+Due is one after `snapshot.commits` commits, or when what the log has gained since the last one is more than
+`snapshot.dirty.ratio` of that and the last one together: Raft's rule with u = 1 / ratio - 1 (Ongaro's
+dissertation, section 5.1.3), in the words of `min.cleanable.dirty.ratio`. The cleaner's thread only looks
+whether one is due; a thread of its own takes it, so that neither commits nor passes wait for a slow place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.state import State
+from keyfold.checkpoints.snapshot.repository import KeptSnapshot, clear, kept_snapshots
+from keyfold.checkpoints.snapshot.snapshot import Place, take
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.remote_files import located
+
+log = logging.getLogger("keyfold")
+
+_BACKOFF_SECONDS: Final = 15.0
+_BACKOFF_SECONDS_MAX: Final = 3600.0
+#: A remote place that does not answer must not keep a changelog from being closed.
+_CLOSE_SECONDS: Final = 10.0
+
+
+class _Stopped(Exception):
+    """The changelog is being closed, or somebody else is its writer now."""
+
+
+class SnapshotPolicy:
+    """The snapshots of one writer. `look` is called again and again by the cleaner's thread.
+
+    Attributes:
+        taken, failed: how many snapshots were taken, and how many tries came to nothing, since the changelog
+            was opened.
+        failure: why the last try came to nothing; empty where it did not.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.taken = 0
+        self.failed = 0
+        self.failure = ""
+        self._writer = writer
+        #: what `_last` speaks of; None before the first look
+        self._dest: str | None = None
+        self._last: KeptSnapshot | None = None
+        self._rest_seconds = _BACKOFF_SECONDS
+        self._retry_at = 0.0
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def last_commit(self) -> int:
+        """The commit of the newest snapshot, 0 where none is known."""
+        return 0 if self._last is None else self._last.commit
+
+    def look(self) -> None:
+        """Begin to take a snapshot where one is due. Returns at once."""
+        with self._lock:
+            if self._closing.is_set() or time.monotonic() < self._retry_at or not self._may_be_due():
+                return
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self.run, name="keyfold-snapshot", daemon=True)
+                self._thread.start()
+
+    def run(self) -> None:
+        """Take a snapshot if one is due. Does not raise: what fails is logged, and tried again later."""
+        try:
+            self._run()
+        except _Stopped:
+            return
+        except Exception as e:
+            self.failed += 1
+            self.failure = str(e)
+            self._retry_at = time.monotonic() + self._rest_seconds
+            root, rest = self._writer.root, self._rest_seconds
+            log.error("changelog %s: no snapshot was taken, next try in %.0f s: %s", root, rest, e)
+            self._rest_seconds = min(2 * rest, _BACKOFF_SECONDS_MAX)
+        else:
+            self.failure = ""
+            self._rest_seconds = _BACKOFF_SECONDS
+
+    def close(self) -> None:
+        """Stop what is under way at its next piece of a file."""
+        with self._lock:
+            self._closing.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    # -- is one due --------------------------------------------------------------------------------
+
+    def _may_be_due(self) -> bool:
+        config = self._writer.identity.config
+        if not config.snapshot_dest or self._writer.fenced:
+            return False
+        return self._dest != config.snapshot_dest or self._is_due(self._writer.state)
+
+    def _is_due(self, state: State) -> bool:
+        if not state.commits:
+            return False
+        last, number = self._last, state.commits[-1].number
+        if last is None:
+            return True
+        if number <= last.commit:
+            return False
+        if last.rollbacks != state.partitions[0].generation:
+            return True
+        config = self._writer.identity.config
+        if 0 < config.snapshot_commits <= number - last.commit:
+            return True
+        behind = sum(_bytes_behind(p, end) for p, end in zip(state.partitions, last.ends, strict=True))
+        ratio = config.snapshot_dirty_ratio
+        return behind * (1 - ratio) > ratio * last.bytes
+
+    # -- taking one --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        writer, uuid = self._writer, self._writer.identity.uuid
+        dest = writer.identity.config.snapshot_dest
+        place = Place(*located(dest, None, writer.files))
+        if dest != self._dest:
+            self._last, self._dest = None, None
+            self._last = _newest_of(place, uuid)
+            self._dest = dest
+        self._check()
+        with writer.pin() as state:
+            if self._is_due(state):
+                commit = state.commits[-1]
+                to = Place(place.files, filenames.kept_snapshot(place.root, commit.number))
+                done = take(Place(writer.files, writer.root), writer.identity, state, commit, to, self._check)
+                self._last = _newest_of(place, uuid)
+                self.taken += 1
+                log.info(
+                    "changelog %s: snapshot of commit %d, %d bytes", writer.root, done.commit, done.bytes
+                )
+        self._check()
+        clear(place, uuid)
+
+    def _check(self) -> None:
+        writer = self._writer
+        if self._closing.is_set() or not writer.ownership.is_proven():
+            raise _Stopped
+
+
+def _newest_of(place: Place, uuid: str) -> KeptSnapshot | None:
+    """The newest snapshot of this changelog. Raises `ConfigError` where others have theirs there."""
+    kept = kept_snapshots(place)
+    foreign = [s.path for s in kept if s.uuid != uuid]
+    if foreign:
+        raise ConfigError(
+            "Another changelog has its snapshots there.", path=place.root,
+            expected="a folder for this changelog alone", found=foreign[0],
+            remedy="set snapshot.dest to another folder",
+        )  # fmt: skip
+    return kept[-1] if kept else None
+
+
+def _bytes_behind(p: PartitionState, end: int) -> int:
+    """About how many bytes of a partition lie behind an offset."""
+    later = [s for s in p.segments if s.next > end]
+    return sum(s.size * (s.next - max(s.base, end)) // max(1, s.next - s.base) for s in later)

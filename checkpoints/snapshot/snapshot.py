@@ -1,0 +1,392 @@
+"""Snapshots: a changelog as of a commit, as a self-contained copy that is only read.
+
+A snapshot is laid out like a changelog, so everything that reads one reads it. Segments come first, then the
+journal with a single line, then its head: without the head nobody sees it, and without `changelog.json`,
+which comes last of all where it is new, there is nothing. Taken again in the same place, files that are there
+already are not written again.
+
+What only earlier ones held goes when the new one is complete and no reader needs it. On a local disk readers
+hold locks in the snapshot, and exactly what the living ones name stays. A store without locks knows of no
+readers: there the files of the one before stay until the next one is complete, so that a reader has from one
+taking to the next but one, and at most two generations are there, with a third being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.log.ownership import journal_epochs, remove_journals_below
+from keyfold.checkpoints.log.reader_marks import now_ms, oldest_view
+from keyfold.checkpoints.log.recovery import View
+from keyfold.checkpoints.manifest import state as states
+from keyfold.checkpoints.manifest.identity import Identity, read_identity, write_identity
+from keyfold.checkpoints.manifest.journal import JournalWriter, begin_journal, read_head
+from keyfold.checkpoints.manifest.state import Commit, State
+from keyfold.checkpoints.snapshot.file_list import Listed, SnapshotFile, list_epochs, read_list, write_list
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment.block import encode
+from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
+
+#: So much of a file is read, checked and written at a time.
+_PIECE_BYTES: Final = 8 << 20
+#: Above any number that a writer gives, so that a segment that was cut for a snapshot has a name of its own.
+_CUT_NUMBER: Final = 10**9
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was taken.
+
+    Attributes:
+        commit: the last commit in it.
+        files: path in the snapshot → what it holds.
+        bytes_written: of the files; the rest was there from an earlier snapshot.
+    """
+
+    path: str
+    commit: int
+    files: Listed
+    bytes_written: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.bytes for f in self.files.values())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Files at a path: of the source, or of the snapshot."""
+
+    files: Files
+    root: Path
+
+
+def take(
+    source: Place,
+    identity: Identity,
+    state: State,
+    commit: Commit,
+    to: Place,
+    check: Callable[[], None] = lambda: None,
+) -> Snapshot:
+    """Write the snapshot of `commit`, whose files the caller spares.
+
+    Args:
+        check: called before every piece of a file; what it raises ends the taking.
+
+    Raises:
+        ConfigError: see `check_destination`.
+        Damaged: a segment of the source, or a list that is there, does not match its checksums.
+        StorageFailed: the destination cannot be written.
+    """
+    with _writing(to):
+        return _Taking(source, to, identity, _generations(to, identity), check).run(state, commit)
+
+
+def check_destination(to: Place, identity: Identity) -> None:
+    """See that a snapshot of this changelog can be taken there, before anything is done for it.
+
+    Raises:
+        ConfigError: something else is there.
+        Damaged: a list of the snapshot that is there is not as it was written.
+        StorageFailed: it cannot be read.
+    """
+    with _writing(to):
+        _generations(to, identity)
+
+
+@contextlib.contextmanager
+def _writing(to: Place) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StorageFailed(
+            "The snapshot could not be written; the one before it is as it was.", path=e.filename or to.root,
+            expected="a place that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free or repair it, then take the snapshot again",
+        ) from e  # fmt: skip
+
+
+def clone(snapshot: Place, to: Place, uuid: str) -> None:
+    """A new changelog from a snapshot, with an identity of its own, ready to be opened.
+
+    Raises:
+        NotAChangelog: there is no snapshot. ConfigError: the destination is not empty.
+        Damaged: a file is not as the snapshot's list says.
+        StorageFailed: the destination cannot be written.
+    """
+    view = View(snapshot.files, snapshot.root)
+    listed = read_list(snapshot.files, snapshot.root, view.state.epoch)
+    if listed is None:
+        raise NotAChangelog(
+            "This is not a snapshot.", path=snapshot.root, expected="what Changelog.snapshot has written",
+            found="a changelog" if not view.identity.snapshot else "a snapshot without its list of files",
+            remedy="take a snapshot of it, and clone that",
+        )  # fmt: skip
+    is_file = to.files.exists(to.root) and not to.files.is_directory(to.root)
+    if is_file or to.files.list_directory(to.root):
+        raise ConfigError(
+            "A changelog cannot be created here.", path=to.root, expected="an empty or missing directory",
+            found="a file" if is_file else "a directory with entries", remedy="choose another path",
+        )  # fmt: skip
+    try:
+        partitions = [filenames.partition(to.root, number) for number in range(view.identity.partitions)]
+        own_names = (filenames.MANIFEST, filenames.READERS, filenames.WORK)
+        for directory in (to.root, *(to.root / name for name in own_names), *partitions):
+            for made in to.files.make_directory(directory):
+                to.files.sync_directory(made.parent)
+        for path, expected in listed.items():
+            found = _copied(snapshot, to, Path(path), expected.records)
+            if found != expected:
+                raise Damaged(
+                    "A file of a snapshot is not as it was written.", path=snapshot.root / path,
+                    position="byte 0", expected=f"{expected.bytes} bytes, sha256 {expected.sha256}",
+                    found=f"{found.bytes} bytes, sha256 {found.sha256}",
+                    remedy="clone another snapshot; nothing of this one was used",
+                )  # fmt: skip
+        for directory in partitions:
+            to.files.sync_directory(directory)
+        # The folder of snapshots is that of the other one.
+        config = replace(view.identity.config, snapshot_dest="")
+        own = replace(view.identity, uuid=uuid, snapshot=False, config=config)
+        _begin(to, view.state, view.state.epoch + 1, own)
+        write_identity(to.files, to.root, own)
+    except OSError as e:
+        raise StorageFailed(
+            "The changelog could not be written.", path=e.filename or to.root,
+            expected="a disk that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free or repair the disk, remove what is there, then clone again",
+        ) from e  # fmt: skip
+
+
+# -- taking --------------------------------------------------------------------------------------------------
+
+
+class _Taking:
+    """One snapshot on its way: what it holds, and how much of that had to be written."""
+
+    def __init__(
+        self,
+        source: Place,
+        to: Place,
+        identity: Identity,
+        before: dict[int, Listed],
+        check: Callable[[], None],
+    ) -> None:
+        self._check = check
+        self._source = source
+        self._to = to
+        self._identity = replace(identity, snapshot=True)
+        #: by epoch; the last one is what readers find now
+        self._generations = before
+        self._before = {path: file for files in before.values() for path, file in files.items()}
+        self._files: Listed = {}
+        self._written = 0
+
+    def run(self, state: State, commit: Commit) -> Snapshot:
+        files, root = self._to.files, self._to.root
+        # Above every epoch of the source, because every writer begins with a line.
+        epoch = max(state.n, *journal_epochs(files, root), *list_epochs(files, root), 0) + 1
+        own_names = (filenames.MANIFEST, filenames.READERS) if files.has_locks else (filenames.MANIFEST,)
+        for directory in (root, *(root / name for name in own_names)):
+            for made in files.make_directory(directory):
+                files.sync_directory(made.parent)
+        kept = self._state(state, commit, epoch)
+        write_list(files, root, epoch, commit, self._files)
+        new = not files.exists(root / filenames.IDENTITY)
+        if not new and read_identity(files, root) != self._identity:
+            # Settings and added columns may have changed; what was there reads with them too.
+            write_identity(files, root, self._identity)
+        # Its one line has the number of the epoch: by it readers say which generation they hold.
+        _begin(self._to, replace(kept, n=epoch - 1), epoch, self._identity)
+        if new:
+            write_identity(files, root, self._identity)
+        self._sweep(epoch)
+        return Snapshot(str(root), commit.number, self._files, self._written)
+
+    def _state(self, state: State, commit: Commit, epoch: int) -> State:
+        parts: dict[int, tuple[set[str], tuple[Segment, ...]]] = {}
+        for number, end in enumerate(commit.ends):
+            self._to.files.make_directory(filenames.partition(self._to.root, number))
+            out: set[str] = set()
+            added: list[Segment] = []
+            for segment in state.partitions[number].segments:
+                if segment.sealed and segment.next <= end:
+                    self._segment(number, segment)
+                    continue
+                # What may grow, or is wanted in part only, gets a name of its own: no file ever changes.
+                out.add(segment.name)
+                if segment.base < end:
+                    name = filenames.segment_name(segment.base, epoch, _CUT_NUMBER + len(out))
+                    added += self._cut(number, segment, min(segment.next, end), name)
+            parts[number] = out, tuple(added)
+            self._to.files.sync_directory(filenames.partition(self._to.root, number))
+        return states.truncated(state, commit.number, commit.ends, parts)
+
+    def _segment(self, number: int, segment: Segment) -> None:
+        """Copy one segment and its index, their checksums compared, unless they are there already."""
+        directory = filenames.partition(self._source.root, number)
+        paths = [_inside(number, name) for name in (segment.name, filenames.segment_index(segment.name))]
+        if all(self._is_there(path) for path in paths):
+            for path in paths:
+                self._files[str(path)] = self._before[str(path)]
+            return
+        SegmentReader(self._source.files, directory, segment).verify()
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                # Half of an earlier try: nothing that counts there is ever replaced.
+                self._to.files.unlink(self._to.root / path)
+            self._add(path, _copied(self._source, self._to, path, segment.records, self._check))
+
+    def _is_there(self, path: Path) -> bool:
+        """Whether the snapshot before has it, whole. No name is ever reused, so it is the same file."""
+        known = self._before.get(str(path))
+        if known is None:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return self._to.files.size(self._to.root / path) == known.bytes
+        return False
+
+    def _cut(self, number: int, segment: Segment, end: int, name: str) -> list[Segment]:
+        """The records of a segment below `end`, as a segment of the snapshot."""
+        directory = filenames.partition(self._source.root, number)
+        target = filenames.partition(self._to.root, number)
+        for file in (name, filenames.segment_index(name)):
+            # Of an earlier try that came to nothing: no snapshot has the number of this one.
+            with contextlib.suppress(FileNotFoundError):
+                self._to.files.unlink(target / file)
+        writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
+        with contextlib.closing(writer):
+            grown = writer.segment
+            for batch in reader.read_segments(self._source.files, directory, (segment,), segment.base, end):
+                self._check()
+                data = encode(batch, self._identity.config.codec)
+                grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
+            if not grown.records:
+                writer.abandon(None)
+                return []
+            sealed = writer.seal(replace(grown, next=end))
+        for file in (name, filenames.segment_index(name)):
+            path = _inside(number, file)
+            self._add(path, _measured(self._to, path, sealed.records))
+        return [sealed]
+
+    def _add(self, path: Path, file: SnapshotFile) -> None:
+        self._files[str(path)] = file
+        self._written += file.bytes
+
+    def _sweep(self, epoch: int) -> None:
+        """Remove what only older snapshots without readers, or tries that came to nothing, had. Failing harms
+        nobody.
+        """
+        files, root = self._to.files, self._to.root
+        with contextlib.suppress(OSError):
+            spared = self._spared()
+            named = set(self._files).union(*(self._generations[older] for older in spared))
+            for older in list_epochs(files, root):
+                if older < epoch and older not in spared:
+                    files.unlink(filenames.snapshot_files(root, older))
+            remove_journals_below(files, root, epoch)
+            for number in range(self._identity.partitions):
+                for name in files.list_directory(filenames.partition(root, number)):
+                    if str(_inside(number, name)) not in named:
+                        files.unlink(filenames.partition(root, number) / name)
+
+    def _spared(self) -> list[int]:
+        """The earlier generations that somebody may be reading."""
+        if not self._to.files.has_locks:
+            return sorted(self._generations)[-1:]
+        oldest = oldest_view(self._to.files, self._to.root, now_ms())
+        return [] if oldest is None else [epoch for epoch in self._generations if epoch >= oldest]
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+
+def _inside(number: int, name: str) -> Path:
+    """A file of a partition, as the list of a snapshot names it."""
+    return filenames.partition(Path(), number) / name
+
+
+def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
+    """The journal with its one line, then the head: what makes a snapshot or a clone visible."""
+    journal = JournalWriter(to.files, to.root, epoch)
+    try:
+        begin_journal(journal, state, epoch, identity, only=True)
+    finally:
+        journal.close()
+
+
+def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
+    """The files of the snapshot that is there, and of earlier ones whose files were kept.
+
+    Raises `ConfigError` where it is of another changelog, `Damaged` where a list is not as it was written.
+    """
+    if not to.files.exists(to.root / filenames.IDENTITY):
+        own = {filenames.MANIFEST, filenames.READERS, f"{filenames.IDENTITY}.tmp"}
+        foreign = [n for n in to.files.list_directory(to.root) if n not in own and not n.isdigit()]
+        if not foreign:
+            return {}
+        found = f"a directory with {foreign[0]!r}"
+    else:
+        there = read_identity(to.files, to.root)
+        if there.snapshot and there.uuid == identity.uuid:
+            seen = [
+                e
+                for e in journal_epochs(to.files, to.root)
+                if read_head(to.files, filenames.head(to.root, e))
+            ]
+            # A list above is of a try that came to nothing.
+            lists = {
+                e: read_list(to.files, to.root, e)
+                for e in list_epochs(to.files, to.root)
+                if e <= max(seen, default=0)
+            }
+            return {epoch: files for epoch, files in lists.items() if files is not None}
+        found = f"{'a snapshot of' if there.snapshot else 'the changelog'} {there.uuid}"
+    raise ConfigError(
+        "A snapshot cannot be taken there.", path=to.root,
+        expected="an empty place, or an earlier snapshot of the same changelog", found=found,
+        remedy="choose another place",
+    )  # fmt: skip
+
+
+def _copied(
+    source: Place, to: Place, path: Path, records: int, check: Callable[[], None] = lambda: None
+) -> SnapshotFile:
+    """Copy a file, and say what it held."""
+    digest, count = hashlib.sha256(), 0
+    file = to.files.create(to.root / path)
+    try:
+        for piece in _pieces(source.files, source.root / path):
+            check()
+            to.files.append(file, [piece])
+            digest.update(piece)
+            count += len(piece)
+        to.files.sync(file)
+    finally:
+        to.files.close(file)
+    return SnapshotFile(count, records, digest.hexdigest())
+
+
+def _measured(place: Place, path: Path, records: int) -> SnapshotFile:
+    digest, count = hashlib.sha256(), 0
+    for piece in _pieces(place.files, place.root / path):
+        digest.update(piece)
+        count += len(piece)
+    return SnapshotFile(count, records, digest.hexdigest())
+
+
+def _pieces(files: Files, path: Path) -> Iterator[bytes]:
+    size = files.size(path)
+    for position in range(0, size, _PIECE_BYTES):
+        yield files.read(path, position, min(_PIECE_BYTES, size - position))

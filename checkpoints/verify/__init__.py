@@ -1,0 +1,1 @@
+"""Verification: every checksum of everything that counts, and what must agree. Believes nothing."""

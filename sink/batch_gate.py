@@ -1,0 +1,278 @@
+"""Which batches a sink takes, and what the commit says of them. The same for every sink.
+
+A micro-batch of a query is known by the query's id, its batch id and its sources' offsets, which are read
+from the query's checkpoint and committed with the batch. A call without a query has a batch id only: an id
+that was committed before adds nothing, as with `Changelog.append`. There is no digest then, so an id that
+comes again with other rows is not noticed; and a query's app does not take such calls, because they would
+hide where its sources stand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pyspark.sql import DataFrame, SparkSession
+
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.log.writer import Batch
+from keyfold.checkpoints.manifest import idempotence
+from keyfold.checkpoints.manifest.idempotence import OnReset, Reset, StreamBatch
+from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.resumption import QueryStart
+from keyfold.checkpoints.manifest.state import State
+from keyfold.sink import offset_log
+from keyfold.sink.offset_log import OffsetLog
+from keyfold.sink.query_plan import query_start
+from keyfold.statestore.errors import BatchConflict, ConfigError, StorageFailed
+from keyfold.statestore.files import Files
+
+_log = logging.getLogger("keyfold")
+
+#: In a column's metadata: the uuid of the changelog without which these rows are not the whole state.
+CONTINUES: Final = "keyfold.continues"
+
+_CONNECT: Final = "pyspark.sql.connect."
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One call of a sink.
+
+    Attributes:
+        run: of the query that calls; empty without one.
+        sync: makes durable what Spark wrote about the batch, if it wrote anything.
+        skips: it has no rows, on purpose.
+    """
+
+    batch: int
+    stream: StreamBatch | None
+    sync: Callable[[], None]
+    run: str = ""
+    skips: bool = False
+
+
+class _Calls:
+    """Which batches this process has delivered in which run of a query.
+
+    A run gives each batch to its function once: a batch that fails ends it. So a second call for the same
+    batch in the same run has rows of its own, which would be taken for those that were committed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: uuid of the changelog and app → run and batch; one entry for each, however many batches there are
+        self._last: dict[tuple[str, str], tuple[str, int]] = {}
+
+    def note(self, changelog: str, app: str, delivery: Delivery) -> None:
+        if delivery.run:
+            with self._lock:
+                self._last[changelog, app] = delivery.run, delivery.batch
+
+    def has(self, changelog: str, app: str, delivery: Delivery) -> bool:
+        with self._lock:
+            return self._last.get((changelog, app)) == (delivery.run, delivery.batch)
+
+
+_CALLS: Final = _Calls()
+
+
+class Intake:
+    """The batches of one app.
+
+    Args:
+        path: of the changelog, for messages.
+        app_id: None for the changelog's own; see `Identity.app`.
+        on_reset: what to do when a known app arrives with a new query: "refuse", "append", or "restore" (take
+            it where it goes on exactly where `resume` has pinned the last commit).
+        accept_replay: with "restore", take sources too that keep no position to go on from.
+    """
+
+    def __init__(
+        self, files: Files, path: Path, app_id: str | None, on_reset: OnReset, *, accept_replay: bool
+    ) -> None:
+        if on_reset not in get_args(OnReset):
+            raise choice("on_reset", on_reset, get_args(OnReset))
+        if not isinstance(accept_replay, bool) or (accept_replay and on_reset != "restore"):
+            raise ConfigError(
+                "accept_replay says which sources a resumed query may have.", path=path,
+                expected='True or False, and True with on_reset="restore" only',
+                found=f"accept_replay={accept_replay!r}, on_reset={on_reset!r}",
+                remedy='leave accept_replay= out, or say on_reset="restore"',
+            )  # fmt: skip
+        self._app = None if app_id is None else idempotence.checked_app(app_id)
+        self._files = files
+        self._path = path
+        self._reset = Reset(on_reset, accept_replay)
+        self._log: tuple[str, OffsetLog] | None = None
+
+    def app(self, identity: Identity) -> str:
+        """Whose batches they are."""
+        return identity.app if self._app is None else self._app
+
+    def identify(self, session: SparkSession, batch_id: int, *, skips: bool = False) -> Delivery:
+        """Which batch this is. One that is skipped may be an earlier one of the query that calls.
+
+        Raises:
+            ConfigError: no batch id, a DataFrame of Spark Connect, or a query with outputMode("complete").
+            Damaged: the query's checkpoint cannot be read.
+        """
+        batch = idempotence.checked_batch(batch_id)
+        running = offset_log.running_query(session)
+        if running is None:
+            return Delivery(batch, None, _nothing, skips=skips)
+        if running.batch != batch and not (skips and batch < running.batch):
+            raise ConfigError(
+                "The batch id is not that of the query that calls.",
+                path=self._path,
+                expected=running.batch,
+                found=batch,
+                remedy="pass on what foreachBatch gives",
+            )
+        if running.output_mode == "complete":
+            raise ConfigError(
+                'A query with outputMode("complete") gives its whole result in every batch, and no deletes.',
+                path=self._path,
+                expected='outputMode("update") or outputMode("append")',
+                found="complete",
+                remedy='use outputMode("update"): it gives what changed, and the changelog keeps the rest',
+            )
+        offsets = self._offset_log(session, running.checkpoint)
+        source, previous = offset_log.positions(offsets, batch)
+
+        @functools.cache
+        def start() -> QueryStart:
+            return query_start(running.execution, source, previous)
+
+        stream = StreamBatch(running.id, batch, source, previous, start, skips and batch < running.batch)
+        return Delivery(batch, stream, lambda: _sync(offsets, batch), running.run, skips)
+
+    def admits(self, session: SparkSession, log: Changelog, delivery: Delivery) -> bool:
+        """True where the batch is new, False where it was committed already.
+
+        Raises:
+            BatchConflict: the batch does not follow from what was committed, see `checkpoints.admission`; or
+                it has been delivered in this run of its query.
+        """
+        state, app, uuid = log.state, self.app(log.identity), log.identity.uuid
+        if delivery.stream is None:
+            if idempotence.appended(state, app, delivery.batch, "") is None:
+                return True
+        else:
+            self._check_alone(session, state, app, delivery.stream)
+            if idempotence.admits_stream(state, uuid, app, delivery.stream, self._reset):
+                return True
+            if _CALLS.has(uuid, app, delivery) and not delivery.skips:
+                raise self._second_call(app, delivery)
+        _log.info("changelog %s: batch %d was committed already", self._path, delivery.batch)
+        return False
+
+    def delivered(self, log: Changelog, delivery: Delivery) -> None:
+        """Note that the batch is committed, by this call or by one before."""
+        _CALLS.note(log.identity.uuid, self.app(log.identity), delivery)
+
+    def _second_call(self, app: str, delivery: Delivery) -> BatchConflict:
+        return BatchConflict(
+            "A batch is given to a changelog by one call; this one would be dropped.", path=self._path,
+            position=f"batch {delivery.batch} of app {app!r}", expected="one call for each batch",
+            found="a second call in the same run of the query",
+            remedy="unite the DataFrames and call the sink once, or give each its own changelog. The commit "
+            "of this batch holds the rows of the first call only: take it back with "
+            "Changelog.rollback(<the commit before it>) before the query starts again",
+        )  # fmt: skip
+
+    def _check_alone(self, session: SparkSession, state: State, app: str, b: StreamBatch) -> None:
+        """Two queries that run at once would each look like a reset of the other."""
+        last = state.apps.get(app)
+        if last is None or last.query in ("", b.query) or not offset_log.is_active(session, last.query):
+            return
+        raise BatchConflict(
+            f"Another query that is running writes the app {app!r}.",
+            path=self._path,
+            expected="one query for each changelog",
+            found=f"queries {last.query} and {b.query}",
+            remedy="stop one of them, or give each its own changelog",
+        )
+
+    def _offset_log(self, session: SparkSession, checkpoint: str) -> OffsetLog:
+        if self._log is None or self._log[0] != checkpoint:
+            self._log = checkpoint, offset_log.offset_log(self._files, session, checkpoint)
+        return self._log[1]
+
+
+def batch_of(state: State, app: str, delivery: Delivery) -> Batch:
+    """What the commit says of the batch.
+
+    The pin of `resume` goes with the second commit behind the pinned one: a job that dies before must find
+    the same state again.
+    """
+    b = delivery.stream
+    if b is None:
+        return Batch(app, delivery.batch)
+    last = state.apps.get(app)
+    pins: tuple[str, ...] = ()
+    if last is not None and last.query == b.query:
+        pins = tuple(a.name for a in state.anchors.values() if a.app == app and a.commit < last.number)
+    return Batch(app, b.batch, query=b.query, source=b.source, unanchor=pins)
+
+
+def consume(df: DataFrame) -> None:
+    """Compute the batch and forget it: a stateful query fails unless every partition of it was read."""
+    df.write.format("noop").mode("overwrite").save()
+
+
+def check_dataframe(df: object) -> None:
+    """Raises `ConfigError` for what is not a DataFrame of a Spark session in this process."""
+    if type(df).__module__.startswith(_CONNECT):
+        raise connect_refused()
+    if not isinstance(df, DataFrame):
+        raise ConfigError(
+            "A sink takes a DataFrame.",
+            expected="pyspark.sql.DataFrame",
+            found=type(df).__name__,
+            remedy="give the sink to foreachBatch, or call it with a DataFrame and a batch id",
+        )
+
+
+def connect_refused() -> ConfigError:
+    """The error for Spark Connect, where the function of foreachBatch runs in a process of the server."""
+    return ConfigError(
+        "Spark Connect is not supported.",
+        expected="a Spark session in this process",
+        found="a Spark Connect session",
+        remedy="run the query with a session that SparkSession.builder.master(...) makes",
+    )
+
+
+def choice(name: str, given: object, valid: Sequence[Any]) -> ConfigError:
+    """The error for an argument that is none of the valid words; the nearest is named."""
+    near = difflib.get_close_matches(str(given), [str(v) for v in valid], n=1, cutoff=0.4)
+    return ConfigError(
+        f"{name} cannot be {given!r}.",
+        expected=", ".join(repr(v) for v in valid),
+        found=repr(given),
+        remedy=f"did you mean {near[0]!r}?" if near else "use one of them",
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _sync(offsets: OffsetLog, batch: int) -> None:
+    try:
+        offsets.sync(batch)
+    except OSError as e:
+        raise StorageFailed(
+            "The query's checkpoint could not be made durable; nothing of this batch counts.",
+            path=str(offsets),
+            expected="an fsync that succeeds",
+            found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="repair the disk, then start the query again",
+        ) from e

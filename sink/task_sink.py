@@ -1,0 +1,144 @@
+"""`TaskSink`: a job in Samza's manner, whose state is the changelog's last values.
+
+The names that a task needs are all here: `Task`, `Store`, and the serdes of its stores' keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
+
+from pyspark.sql import DataFrame
+
+from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.log import ingest
+from keyfold.checkpoints.manifest.idempotence import OnReset
+from keyfold.checkpoints.transaction import Transaction
+from keyfold.sink.arrow_batches import arrow_batches
+from keyfold.sink.base import ForeachBatch
+from keyfold.sink.batch_gate import Delivery
+from keyfold.sink.named_stores import NamedStores, Store
+from keyfold.sink.task_runner import Processes, Ran, Task, TaskRunner, is_task
+from keyfold.statestore.errors import SchemaMismatch
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.kv.serdes import BytesSerde, Int64Serde, JsonSerde, StringSerde
+from keyfold.statestore.paths import AnyPath
+
+__all__ = [
+    "BytesSerde",
+    "Int64Serde",
+    "JsonSerde",
+    "NamedStores",
+    "Process",
+    "Store",
+    "StringSerde",
+    "Task",
+    "TaskSink",
+]
+
+#: Reads a batch, and reads and writes the store.
+Process: TypeAlias = Callable[[DataFrame, Transaction], None]
+
+
+class TaskSink(ForeachBatch):
+    """Calls a task for each micro-batch; what it writes to its store is the batch's commit.
+
+        class Visits:
+            stores = {"visits": Store(StringSerde(), Int64Serde(), ttl=timedelta(days=30))}
+
+            def process(self, records, store):
+                visits = store["visits"]
+                for user in records["user"].to_pylist():
+                    visits.put(user, (visits.get(user) or 0) + 1)
+
+        query = clicks.writeStream.foreachBatch(TaskSink("var/visits", Visits())).option(…).start()
+
+    A task is an object with `process(records, store)`, which is called for each Arrow batch of the
+    micro-batch; two of its partitions at most are in memory. It may have `window`, `stores` and
+    `window_interval`: see `Task`. A function `process(df, store)` is called once, with the DataFrame and a
+    store of bytes; of a stateful query it has to read every partition of `df`.
+
+    A store has `get, get_all, put, put_all, delete, delete_all, range, prefix, all`, and its reads see its
+    own writes; `get_all` and `put_all` also take Arrow arrays. Tasks run on the driver. An exception commits
+    nothing. A batch that Spark delivers again is read to its end, and the task is not called.
+
+    Args:
+        path: the changelog, created where there is none.
+        process: the task. It must not keep the store.
+        partitions: of a new changelog (default 1); an existing one must have as many.
+        app_id: names the job for the changelog's life; by default the name that the directory had when the
+            changelog was created, which is kept in it.
+        config: settings by Kafka's names, kept in the changelog.
+        on_reset, accept_replay: see `ChangelogSink`. This job's state is the changelog itself, so that
+            "restore" only continues the source where `resume` says.
+        steal: take over from a writer in another process, which is fenced.
+        files: for tests.
+
+    Raises:
+        ConfigError: also where the task, its stores or their serdes are not as they should be.
+        SchemaMismatch, NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
+    """
+
+    def __init__(
+        self,
+        path: AnyPath,
+        process: Process | Processes,
+        *,
+        partitions: int | None = None,
+        app_id: str | None = None,
+        config: Mapping[str, object] | None = None,
+        on_reset: OnReset = "refuse",
+        accept_replay: bool = False,
+        steal: bool = False,
+        files: Files = LOCAL,
+    ) -> None:
+        self._function = None if is_task(process) else cast(Process, process)
+        self._runner = TaskRunner(cast(Processes, process)) if self._function is None else None
+        super().__init__(
+            path,
+            partitions=partitions,
+            config=config,
+            app_id=app_id,
+            on_reset=on_reset,
+            accept_replay=accept_replay,
+            steal=steal,
+            files=files,
+        )
+        self._opened(None)
+
+    def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
+        log = self._opened(None)
+        host, writer = log.host, log.host.writer
+        with host.transactions:
+            if not self._intake.admits(df.sparkSession, log, delivery):
+                self._pass_over(df, log, delivery)
+                return
+            host.wait_for_room()
+            syncing = writer.pool.submit(delivery.sync)
+            ran = self._run(host, df)
+            batches = ingest.checked(ran.changes, writer.clock_ms())
+            parts = ingest.partitioned(batches, log.partitions, log.config.codec, writer.pool)
+            syncing.result()
+            with writer.exclusive:
+                if self._intake.admits(df.sparkSession, log, delivery):
+                    self._commit_to(log, delivery, parts)
+                    ran.committed()
+
+    def _run(self, host: Host, df: DataFrame) -> Ran:
+        if self._runner is not None:
+            return self._runner.run(host, arrow_batches(df))
+        assert self._function is not None
+        with host.transaction() as store:
+            self._function(df, store)
+            return Ran(store.changes(), lambda: None)
+
+    def _check_kind(self, log: Changelog) -> None:
+        if log.columns is not None:
+            raise SchemaMismatch(
+                "The changelog has typed columns; a task writes bytes.",
+                path=self.path,
+                expected="a changelog of raw bytes",
+                found=f"keys {', '.join(log.columns.keys)}",
+                remedy="give the task a changelog of its own",
+            )

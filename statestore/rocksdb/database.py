@@ -1,0 +1,280 @@
+"""One RocksDB with the last values of one partition or of many: opened, written, read and closed here.
+
+All partitions of a changelog share it, so that a thousand of them take as many descriptors, threads and
+memory as one, and a snapshot of all is one iterator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from rocksdict import Options, Rdict, WriteBatch
+
+from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.kv.api import closed
+from keyfold.statestore.rocksdb.db import (
+    FILES_OF_READ,
+    FILES_OF_WRITTEN,
+    REBUILT,
+    Cursor,
+    StoreUnusable,
+    close_database,
+    database_options,
+    forbid_after_fork,
+    get_many,
+    moving_ingestion,
+    open_database,
+    unusable,
+)
+from keyfold.statestore.rocksdb.format import (
+    DATA,
+    FORMAT_VERSION,
+    HEADER,
+    META,
+    PREFIX_BYTES,
+    Identity,
+    data_end,
+    partition_of_stored,
+    unpack_meta,
+)
+from keyfold.statestore.rocksdb.snapshot import RecordCursor
+from keyfold.statestore.rocksdb.sst_writer import Rows, SortedFile
+
+C = TypeVar("C", bound=Cursor)
+
+_META_ROWS = 1_024
+_END = bytes([DATA[0] + 1])
+
+
+#: All that are open in this process.
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """RocksDB has threads, which do not survive a fork. To close what the parent has open would wait for
+    them, and write to the parent's files, so a child never lets go of it.
+    """
+    for database in _open:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+    forbid_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Database:
+    """An open RocksDB. One thread writes, which holds `writing`; any number may read meanwhile."""
+
+    def __init__(self, directory: Path, files: Files, db: Rdict, options: Options) -> None:
+        """For `open` only."""
+        self.directory = directory
+        self.writing = threading.RLock()
+        self._files = files
+        self._db: Rdict | None = db
+        self._options = options
+        self._resting = True
+        self._viewing = threading.Lock()
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        _open.add(self)
+
+    @classmethod
+    def open(cls, directory: Path, *, files: Files = LOCAL) -> Database:
+        """The database in `directory`, made if missing. Raises `StoreUnusable`."""
+        try:
+            files.make_directory(directory, below=directory.parent)
+        except OSError as error:
+            raise unusable(directory, error) from error
+        options = database_options()
+        return cls(directory, files, open_database(directory, options), options)
+
+    def folds(self) -> dict[int, tuple[Identity, int]]:
+        """Partition → what its rows are a fold of, and up to which offset.
+
+        Raises `StoreUnusable`: damage, another version, or rows that do not say what they are.
+        """
+        found: dict[int, tuple[Identity, int]] = {}
+        cursor = self.scan(0, 0)
+        try:
+            at: bytes | None = META
+            while at is not None:
+                rows, at = cursor.run(at, DATA, _META_ROWS)
+                for key, record in rows:
+                    number, fold = self._fold(key, record)
+                    found[number] = fold
+            # From the first row of each partition to the first one after all its rows.
+            rows, _ = cursor.run(DATA, _END, 1)
+            while rows:
+                number = partition_of_stored(rows[0][0])
+                if number not in found:
+                    raise self.refused("a meta record", "rows without one")
+                rows, _ = cursor.run(data_end(number), _END, 1)
+        except ValueError as error:
+            raise self.refused("the rows of last values", error) from None
+        finally:
+            cursor.close()
+        return found
+
+    def _fold(self, key: bytes, record: bytes) -> tuple[int, tuple[Identity, int]]:
+        try:
+            number = partition_of_stored(key)
+            version, identity, applied = unpack_meta(record)
+        except ValueError as error:
+            raise self.refused("a meta record", error) from None
+        if identity is None:
+            raise self.refused(f"format version {FORMAT_VERSION}", f"format version {version}")
+        if len(key) != PREFIX_BYTES or identity.partition != number:
+            raise self.refused("a meta record", f"one of partition {identity.partition} for {number}")
+        return number, (identity, applied)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def write(self, batch: WriteBatch) -> None:
+        """As one write batch: it goes into one memtable, which is flushed whole and after those before it."""
+        db = self._opened()
+        try:
+            db.write(batch)
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def write_file(self, name: str, parts: Iterable[Rows]) -> Path:
+        """A sorted file to be ingested, which is one of RocksDB's from then on.
+
+        RocksDB takes it over by a hard link, and a kill can leave both names of what is then live data: to
+        write to this one again would empty the live file.
+        """
+        path = self.directory / name
+        sorted_file = SortedFile()
+        try:
+            if self._files.exists(path):
+                self._files.unlink(path)
+            file = self._files.create(path)
+            try:
+                for part in parts:
+                    for blocks in sorted_file.add(part):
+                        self._files.append(file, [blocks])
+                self._files.append(file, sorted_file.finish())
+            finally:
+                self._files.close(file)
+        except Exception as error:
+            raise self.failed(error) from error
+        return path
+
+    def ingest(self, path: Path) -> None:
+        """Take a sorted file over, whole: one entry of RocksDB's manifest does, after a flush of older rows
+        in its range. RocksDB syncs the file.
+        """
+        db = self._opened()
+        try:
+            db.ingest_external_file([str(path)], moving_ingestion())
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def rest(self, resting: bool) -> None:
+        """Whether nothing is written for now: RocksDB may put its files in better order for who reads then.
+
+        Raises `StoreUnusable`.
+        """
+        if resting != self._resting:
+            self.set("level0_file_num_compaction_trigger", FILES_OF_READ if resting else FILES_OF_WRITTEN)
+            self._resting = resting
+
+    def set(self, option: str, value: object) -> None:
+        db = self._opened()
+        try:
+            db.set_options({option: str(value)})
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def flush(self) -> None:
+        """All that was written survives a crash after this returns. Raises `StoreUnusable`."""
+        db = self._opened()
+        try:
+            db.flush()
+        except Exception as error:
+            raise self.failed(error) from error
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        db = self._opened()
+        try:
+            found: bytes | None = db.get(key)
+        except Exception as error:
+            raise self.failed(error) from error
+        return found
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        db = self._opened()
+        try:
+            return get_many(db, keys)
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def cursor(self) -> RecordCursor:
+        """Over the records of all partitions as they are now. Raises `StoreUnusable`, `StoreClosed`."""
+        return self._watched(lambda db: RecordCursor(db, self.directory))
+
+    def scan(self, key_skip: int = PREFIX_BYTES, value_skip: int = HEADER.size) -> Cursor:
+        """The same, without so many bytes in front of keys and values: by default keys as users know them,
+        and values alone.
+        """
+        return self._watched(lambda db: Cursor(db, self.directory, key_skip=key_skip, value_skip=value_skip))
+
+    def _watched(self, make: Callable[[Rdict], C]) -> C:
+        with self._viewing:
+            cursor = make(self._opened())
+            self._cursors.add(cursor)
+        return cursor
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush and close; iterators and snapshots end with it. Raises `StoreUnusable` if that failed."""
+        with self.writing:
+            if self._db is None:
+                return
+            try:
+                self.flush()
+            finally:
+                self.release()
+
+    def destroy(self) -> None:
+        """Close, and remove the directory."""
+        with self.writing:
+            self.release()
+        self._files.remove_tree(self.directory)
+
+    def release(self) -> None:
+        """Let go of RocksDB and of its lock, without a flush."""
+        with self._viewing:
+            db, self._db = self._db, None
+            for cursor in list(self._cursors):
+                cursor.close()
+        if db is not None:
+            close_database(db, self.directory)
+
+    def _opened(self) -> Rdict:
+        db = self._db
+        if db is None:
+            raise closed("store")
+        return db
+
+    def failed(self, error: Exception) -> KeyfoldError:
+        """What an error of RocksDB means."""
+        return closed("store") if self._db is None else unusable(self.directory, error)
+
+    def refused(self, expected: object, found: object) -> StoreUnusable:
+        return StoreUnusable(
+            "this is not the last-value store that was asked for",
+            path=self.directory,
+            expected=expected,
+            found=found,
+            remedy=REBUILT,
+        )

@@ -1,0 +1,222 @@
+"""Reading a segment: the blocks that count, their checksums compared before Arrow sees a byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment.block import (
+    FORMAT_VERSION,
+    STREAM_HEADER,
+    BlockSize,
+    block_lengths,
+    decode,
+    decode_stream,
+    size_of,
+)
+from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
+
+_KEY_NAMES: Final = ["offset", "key"]
+_REMEDY: Final = "restore from a snapshot or a copy; `keyfold verify` lists everything that is damaged"
+
+
+class SegmentReader:
+    """Reads the records of one segment that count, comparing checksums before Arrow sees a byte."""
+
+    def __init__(self, files: Files, directory: Path, segment: Segment) -> None:
+        self.segment = segment
+        self.path = directory / segment.name
+        self._files = files
+        self._index_path = directory / filenames.segment_index(segment.name)
+        self._data: pa.Buffer | None = None
+        self._compared: set[int] = set()
+        self._compressed = False
+
+    @property
+    def mapped(self) -> tuple[int, int]:
+        """The addresses between which batches of uncompressed blocks lie; they stay valid with the batch."""
+        return (0, 0) if self._data is None else (self._data.address, self._data.address + self._data.size)
+
+    def batches(
+        self, from_offset: int = 0, to_offset: int | None = None, *, keys_only: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Records with `from_offset` <= offset < `to_offset`, block by block, cut to the asked offsets.
+
+        A reader that is asked again for a block compares its checksum no second time: the bytes are mapped.
+
+        Args:
+            keys_only: the columns `offset` and `key` only.
+
+        Raises:
+            Damaged: bytes that count do not match their checksum.
+            ViewExpired: the file is not there any more.
+        """
+        segment = self.segment
+        to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
+        if from_offset >= to_offset or segment.records == 0:
+            return
+        stream: Iterator[pa.RecordBatch] | None = None
+        for block in self._blocks(from_offset, to_offset):
+            if stream is None and self._compressed:
+                stream = self._stream(block, keys_only=keys_only)
+            if stream is not None:
+                batch = next(stream)
+            else:
+                # Nothing of a block that is not compressed has to be copied, so all of it is as quick.
+                batch = decode(block)
+                self._compressed = not _lies_in(batch, block)
+            offsets = batch.column("offset").to_numpy(zero_copy_only=True)
+            start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
+            stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
+            if start < stop:
+                yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
+
+    def _stream(self, block: pa.Buffer, *, keys_only: bool) -> Iterator[pa.RecordBatch]:
+        """This block and those behind it, in place of those that `_blocks` gives at the same time: each is
+        asked for when its checksum was compared. Raises as `batches`.
+        """
+        self._check_header()
+        data = self._slice(0, self.segment.size)
+        position = block.address - data.address
+        if not keys_only or not self.segment.sealed:
+            yield from decode_stream(data, position, _KEY_NAMES if keys_only else ())
+            return
+        index = self.index()
+        dense = bool((index["last"] - index["base"] + 1 == index["records"]).all())
+        entries = index[np.searchsorted(index["position"], position) :]
+        batches = decode_stream(data, position, ["key"] if dense else _KEY_NAMES)
+        for entry, batch in zip(entries, batches, strict=False):
+            if dense:
+                offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
+                batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
+            yield batch
+
+    def sizes(self) -> Iterator[BlockSize]:
+        """The size of each block; its bytes are not read for that. Raises as `batches`."""
+        blocks: Iterable[pa.Buffer] = self._blocks(self.segment.base, self.segment.next)
+        if self.segment.sealed:
+            blocks = (self._slice(int(e["position"]), int(e["length"])) for e in self.index())
+        for block in blocks:
+            try:
+                yield size_of(block)
+            except ValueError as e:
+                raise self._damaged("a block", "a record batch", "other bytes") from e
+
+    def verify(self) -> None:
+        """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""
+        self._check_header()
+        for batch in self.batches(self.segment.base):
+            batch.validate(full=True)
+
+    def _check_header(self) -> None:
+        if self._slice(0, len(STREAM_HEADER)).to_pybytes() != STREAM_HEADER:
+            raise self._damaged("byte 0", "the schema message of a segment", "other bytes")
+
+    def _blocks(self, from_offset: int, to_offset: int) -> Iterator[pa.Buffer]:
+        if self.segment.sealed:
+            index = self.index()
+            first = int(np.searchsorted(index["last"], from_offset))
+            stop = int(np.searchsorted(index["base"], to_offset))
+            for i in range(first, stop):
+                entry = index[i]
+                position = int(entry["position"])
+                block = self._slice(position, int(entry["length"]))
+                if position not in self._compared:
+                    self._compare(crc32c(block), int(entry["crc"]), position, block.size)
+                    self._compared.add(position)
+                yield block
+            return
+        marks = self.segment.marks
+        for before, mark in pairwise(marks):
+            if mark.next_offset <= from_offset or before.next_offset >= to_offset:
+                continue
+            data = self._slice(before.position, mark.position - before.position)
+            if before.position not in self._compared:
+                self._compare(crc32c(data, before.crc), mark.crc, before.position, data.size)
+                self._compared.add(before.position)
+            for position, length in block_lengths(data):
+                yield data.slice(position, length)
+
+    def index(self) -> npt.NDArray[np.void]:
+        """The entries of a sealed segment's index, compared with the CRC32C that the manifest has."""
+        data = self._read_index()
+        found = crc32c(data)
+        if found != self.segment.index_crc:
+            raise Damaged(
+                "An index does not match the checksum in the manifest.",
+                path=self._index_path,
+                position="byte 0",
+                expected=f"crc32c {self.segment.index_crc:08x}",
+                found=f"crc32c {found:08x}",
+                remedy=_REMEDY,
+            )
+        magic, version, _, size, count, _, _ = INDEX_HEADER.unpack_from(data)
+        if magic != INDEX_MAGIC or size != self.segment.size:
+            raise Damaged(
+                "An index belongs to another segment.",
+                path=self._index_path,
+                position="byte 0",
+                expected=f"{INDEX_MAGIC!r} for {self.segment.size} bytes",
+                found=f"{magic!r} for {size} bytes",
+                remedy=_REMEDY,
+            )
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(
+                "An index was written by a later version of keyfold.", path=self._index_path,
+                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
+            )  # fmt: skip
+        return np.frombuffer(data, ENTRY, count, INDEX_HEADER.size)
+
+    def _read_index(self) -> bytes:
+        try:
+            return self._files.read(self._index_path)
+        except FileNotFoundError as e:
+            raise self._gone(self._index_path) from e
+
+    def _slice(self, position: int, length: int) -> pa.Buffer:
+        if self._data is None:
+            try:
+                self._data = self._files.map(self.path)
+            except FileNotFoundError as e:
+                raise self._gone(self.path) from e
+        if self._data.size < position + length:
+            raise self._damaged(
+                f"byte {self._data.size}", f"{self.segment.size} bytes", f"{self._data.size} bytes"
+            )
+        return self._data.slice(position, length)
+
+    def _compare(self, found: int, expected: int, position: int, length: int) -> None:
+        if found != expected:
+            raise self._damaged(
+                f"bytes {position} to {position + length}", f"crc32c {expected:08x}", f"crc32c {found:08x}"
+            )
+
+    def _damaged(self, position: str, expected: str, found: str) -> Damaged:
+        return Damaged(
+            "Bytes of a segment that were committed are not as they were written.",
+            path=self.path, position=position, expected=expected, found=found, remedy=_REMEDY,
+        )  # fmt: skip
+
+    def _gone(self, path: Path) -> ViewExpired:
+        return ViewExpired(
+            "A file that this view names is not there any more.", path=path,
+            expected="the file, kept while a reader's view or lease needs it", found="no such file",
+            remedy="open the changelog again; if that fails too, the file was lost: restore from a snapshot",
+        )  # fmt: skip
+
+
+def _lies_in(batch: pa.RecordBatch, block: pa.Buffer) -> bool:
+    """Whether a batch is a view of its block."""
+    address: int = batch.column("offset").buffers()[1].address
+    low: int = block.address
+    return bool(low <= address < low + block.size)

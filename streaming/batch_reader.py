@@ -1,0 +1,140 @@
+"""`spark.read.format("keyfold")`: one view of a changelog as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from keyfold.checkpoints.log.reader import partition_state
+from keyfold.checkpoints.manifest.resolve import ends_at
+from keyfold.checkpoints.manifest.state import State
+from keyfold.checkpoints.restore.view_token import HandedView
+from keyfold.statestore.errors import CompactedAway, ConfigError
+from keyfold.statestore.files import LOCAL
+from keyfold.streaming import offsets
+from keyfold.streaming.options import LATEST, Options
+from keyfold.streaming.planner import Piece, Planner
+from keyfold.streaming.rows import Rows, arrow_schema
+
+
+class KeyfoldReader(DataSourceReader):
+    """Plans when a DataFrame is first needed, and from then on that DataFrame is of that view.
+
+    Nothing tells a batch planner that its tasks are done, so its lease stays until its time is over.
+    """
+
+    def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
+        options.check_kind("batch")
+        self._options = options
+        self._rows = rows
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The pieces of the newest durable view.
+
+        Raises:
+            CompactedAway: the state at `at` was folded away, or data behind `startingOffsets` is gone.
+            ConfigError: there is no such commit, anchor, partition or offset.
+        """
+        options = self._options
+        planner = Planner(LOCAL, options.path, options.view_timeout_ms)
+        state = planner.leased()
+        try:
+            pieces = (
+                self._state_pieces(planner, state)
+                if options.mode == "state"
+                else self._log_pieces(planner, state)
+            )
+        except BaseException:
+            planner.close()
+            raise
+        if not pieces:
+            planner.close()
+            return [InputPartition(None)]
+        return list(pieces)
+
+    def _state_pieces(self, planner: Planner, state: State) -> list[Piece]:
+        options = self._options
+        if options.end_offsets is None:
+            ends = ends_at(state, options.path, options.at)
+        elif options.view is not None and not _still_exact(options.view, options.end_offsets, state):
+            chosen = _chosen(options, state)
+            return planner.handed_pieces(options.view, _counted(options.end_offsets, state, options), chosen)
+        else:
+            ends = _exact(_counted(options.end_offsets, state, options), state, options.path)
+        return planner.state_pieces(state, ends, _chosen(options, state))
+
+    def _log_pieces(self, planner: Planner, state: State) -> list[Piece]:
+        options, uuid = self._options, planner.identity.uuid
+        starting = offsets.resolved(options.starting, state, uuid, options.path)
+        begin = offsets.readable(starting, state, options.path, fail_on_data_loss=options.fail_on_data_loss)
+        end = state.ends
+        if options.ending != LATEST:
+            ending = offsets.resolved(options.ending, state, uuid, options.path)
+            offsets.check_reached(ending, state, options.path)
+            end = tuple(ending.offsets[number] for number in range(len(end)))
+        chosen = _chosen(options, state)
+        return [piece for piece in planner.log_pieces(state, begin, end) if piece.partition in chosen]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one piece, in a task."""
+        return rows_of(partition, self._rows, self._schema)
+
+
+def rows_of(partition: InputPartition, rows: Rows, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """The rows of one piece as Arrow batches; none for a plan without pieces."""
+    if not isinstance(partition, Piece):
+        return iter(())
+    return rows.batches(partition.records(LOCAL), partition.partition, arrow_schema(schema))
+
+
+def _chosen(options: Options, state: State) -> frozenset[int]:
+    for number in options.partitions or ():
+        partition_state(state, options.path, number)
+    return frozenset(range(len(state.partitions)) if options.partitions is None else options.partitions)
+
+
+def _counted(ends: tuple[int, ...], state: State, options: Options) -> tuple[int, ...]:
+    """One end for each partition, checked."""
+    if len(ends) != len(state.partitions):
+        raise _not_of_this(ends, state, options.path)
+    return ends
+
+
+def _still_exact(view: HandedView, ends: tuple[int, ...], state: State) -> bool:
+    """Whether the newest state still has the fold up to `ends`, and it is that of the view: since then
+    the log may have been rolled back and written anew, or retention have moved its start.
+    """
+    return (
+        tuple(p.generation for p in state.partitions) == view.generations
+        and tuple(p.start for p in state.partitions) == view.starts
+        and len(ends) == len(state.partitions)
+        and state.restorable(ends)
+    )
+
+
+def _exact(ends: tuple[int, ...], state: State, root: Path) -> tuple[int, ...]:
+    """Offsets that a commit had, checked: the fold up to them has to be exact."""
+    if any(e > p.end for e, p in zip(ends, state.partitions, strict=True)):
+        raise _not_of_this(ends, state, root)
+    if state.restorable(ends):
+        return ends
+    raise CompactedAway(
+        "The exact state at these offsets was folded away, or retention has removed it.", path=root,
+        position="offsets " + ",".join(str(e) for e in ends),
+        expected="offsets behind " + ",".join(str(p.clean_end) for p in state.partitions),
+        found=",".join(str(e) for e in ends),
+        remedy="restore again; set an anchor before compaction to keep a point",
+    )  # fmt: skip
+
+
+def _not_of_this(ends: tuple[int, ...], state: State, root: Path) -> ConfigError:
+    return ConfigError(
+        "These end offsets are not of this changelog.", path=root,
+        expected="up to " + ",".join(str(e) for e in state.ends), found=",".join(str(e) for e in ends),
+        remedy="correct `endOffsets`",
+    )  # fmt: skip

@@ -1,0 +1,246 @@
+"""Plans: which committed bytes a read is of, cut into pieces for Spark's tasks, under a lease that keeps
+their files.
+
+Spark plans in one Python process and reads in others, so a piece carries all that a task needs: it opens no
+manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from keyfold.checkpoints.log import reader
+from keyfold.checkpoints.log.reader_marks import now_ms
+from keyfold.checkpoints.log.recovery import View
+from keyfold.checkpoints.log.rereading import state_batches
+from keyfold.checkpoints.manifest.identity import Identity, read_identity
+from keyfold.checkpoints.manifest.state import State
+from keyfold.checkpoints.restore.view_token import HandedView
+from keyfold.statestore import filenames
+from keyfold.statestore.errors import ConfigError, KeyfoldError, ViewExpired
+from keyfold.statestore.files import Files
+from keyfold.statestore.segment.writer import Segment
+from keyfold.streaming import leases
+from keyfold.streaming.leases import Keeper, Lease
+
+#: A piece of a log is about this many bytes of segments.
+_PIECE_BYTES: Final = 32 << 20
+
+
+@dataclass(frozen=True)
+class Piece(InputPartition):
+    """One task's part: the records of one partition with `begin` <= offset < `end`, folded or as in the log.
+
+    Attributes:
+        uuid: of the changelog that was planned on.
+        segments: those that hold them, in offset order.
+        unique_below: folded, no two records below that offset have the same key.
+    """
+
+    root: Path
+    uuid: str
+    partition: int
+    segments: tuple[Segment, ...]
+    begin: int
+    end: int
+    folded: bool
+    lease: Lease | None
+    unique_below: int = 0
+
+    def records(self, files: Files) -> Iterator[pa.RecordBatch]:
+        """The piece's records as Arrow batches; the lease is kept alive meanwhile.
+
+        Raises:
+            ViewExpired: a file is gone, or the directory holds another changelog now.
+            Damaged: bytes do not match their checksum.
+        """
+        with Keeper(files, self.root, self.lease):
+            self._check_same_changelog(files)
+            directory = filenames.partition(self.root, self.partition)
+            try:
+                if self.folded:
+                    yield from state_batches(files, directory, self.segments, self.end, self.unique_below)
+                else:
+                    yield from reader.read_segments(files, directory, self.segments, self.begin, self.end)
+            except ViewExpired as e:
+                raise self._expired(e, e.expected, e.found) from e
+
+    def _check_same_changelog(self, files: Files) -> None:
+        try:
+            found = read_identity(files, self.root).uuid
+        except KeyfoldError as e:
+            raise self._expired(e, f"the changelog {self.uuid}", e.found) from e
+        if found != self.uuid:
+            raise self._expired(None, f"the changelog {self.uuid}", f"the changelog {found}")
+
+    def _expired(self, e: KeyfoldError | None, expected: object, found: object) -> ViewExpired:
+        return ViewExpired(
+            "What this DataFrame was planned to read is not there any more.",
+            path=self.root if e is None else e.path,
+            position=f"partition {self.partition}, offsets {self.begin} to {self.end}",
+            expected=expected, found=found,
+            remedy="load the DataFrame again, or start the stream again; raise the option viewTimeoutMs "
+            "where more time passes between planning and reading",
+        )  # fmt: skip
+
+
+class Planner:
+    """A reader's look at the changelog: the newest state, and plans, whose files one lease keeps."""
+
+    def __init__(self, files: Files, root: Path, view_timeout_ms: int) -> None:
+        self.root = root
+        self.files = files
+        self._timeout_ms = view_timeout_ms
+        self._view: View | None = None
+        self._lease: Lease | None = None
+
+    @property
+    def identity(self) -> Identity:
+        if self._view is None:
+            self._view = View(self.files, self.root)
+        return self._view.identity
+
+    def state(self) -> State:
+        """The newest durable state; none of its files is kept."""
+        if self._view is None:
+            self._view = View(self.files, self.root)
+            return self._view.state
+        return self._view.refresh()
+
+    def leased(self) -> State:
+        """The newest durable state, whose files stay for `view_timeout_ms`, and longer while tasks renew the
+        lease.
+
+        A lease that holds already is on this state or on an older one: on that it keeps more.
+        """
+        if self._lease is not None and not self._lease.is_due(now_ms()):
+            return self.state()
+        with leases.looking(self.files, self.root) as lock:
+            state = self.state()
+            if lock is not None:
+                lock.record(state.n)
+            self._lease = self._renewed(state.n)
+        return state
+
+    def _renewed(self, n: int) -> Lease | None:
+        if self._lease is not None:
+            try:
+                renewed = leases.renew(self.files, self.root, self._lease, n)
+            except OSError:
+                renewed = None
+            if renewed is not None:
+                return renewed
+        return leases.take(self.files, self.root, n, self._timeout_ms)
+
+    def log_pieces(self, state: State, begin: Sequence[int], end: Sequence[int]) -> list[Piece]:
+        """Pieces with the records of each partition from `begin` to `end`, in order; a large range is cut."""
+        return [
+            self._piece(number, tuple(_trimmed(s, first, last) for s in segments), first, last)
+            for number, p in enumerate(state.partitions)
+            for segments, first, last in pieces_of(p.segments, begin[number], end[number])
+        ]
+
+    def state_pieces(self, state: State, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
+        """One piece for each partition: the last record of every key below its end."""
+        found = []
+        for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
+            if number in partitions and end > p.start:
+                segments = tuple(s for s in p.segments if s.base < end)
+                whole = self._piece(number, segments, p.start, end)
+                found.append(replace(whole, folded=True, unique_below=reader.unique_below_of(p)))
+        return found
+
+    def handed_pieces(self, view: HandedView, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
+        """The same of an older view, whose own lease keeps the files; this planner's lease is not needed.
+
+        Raises:
+            ConfigError: the view is of another changelog.
+        """
+        if view.changelog != self.identity.uuid:
+            raise ConfigError(
+                "This view is of another changelog.", path=self.root, expected=self.identity.uuid,
+                found=view.changelog, remedy="restore again",
+            )  # fmt: skip
+        self.close()
+        lease = None
+        if view.lease is not None:
+            lease = Lease(view.lease, view.n, view.expires_ms, view.timeout_ms)
+            if lease.is_due(now_ms()):
+                lease = self._prolonged(lease)
+        return [
+            Piece(
+                self.root,
+                view.changelog,
+                number,
+                segments,
+                view.starts[number],
+                ends[number],
+                True,
+                lease,
+                view.unique_below[number],
+            )
+            for number, segments in view.segments.items()
+            if number in partitions and ends[number] > view.starts[number]
+        ]
+
+    def _prolonged(self, lease: Lease) -> Lease | None:
+        """None where it is gone; the files may be held by other means, and a task that misses one says so."""
+        try:
+            return leases.renew(self.files, self.root, lease, lease.n)
+        except OSError:
+            return lease
+
+    def _piece(self, number: int, segments: tuple[Segment, ...], begin: int, end: int) -> Piece:
+        return Piece(self.root, self.identity.uuid, number, segments, begin, end, False, self._lease)
+
+    def close(self) -> None:
+        """Give the lease up."""
+        if self._lease is not None:
+            leases.drop(self.files, self.root, self._lease)
+            self._lease = None
+
+
+def pieces_of(
+    segments: Sequence[Segment], begin: int, end: int, piece_bytes: int = _PIECE_BYTES
+) -> Iterator[tuple[tuple[Segment, ...], int, int]]:
+    """Cut the offsets [begin, end) into ranges of about `piece_bytes`, each with the segments that hold it.
+
+    Small segments go together, a large one is cut at offsets that share it out evenly.
+    """
+    held: list[Segment] = []
+    first, size = begin, 0
+    for segment in segments:
+        low, high = max(begin, segment.base), min(end, segment.next)
+        if low >= high or not segment.records:
+            continue
+        held.append(segment)
+        span = segment.next - segment.base
+        taken = segment.size * (high - low) // span
+        while size + taken >= piece_bytes + piece_bytes // 2:
+            cut = low + max(1, (piece_bytes - size) * span // segment.size)
+            if cut >= high:
+                break
+            yield tuple(held), first, cut
+            held, first, size = [segment], cut, 0
+            low, taken = cut, segment.size * (high - cut) // span
+        size += taken
+        if size >= piece_bytes:
+            yield tuple(held), first, high
+            held, first, size = [], high, 0
+    if held:
+        yield tuple(held), first, end
+
+
+def _trimmed(segment: Segment, begin: int, end: int) -> Segment:
+    """The segment with only those marks that reading [begin, end) needs; there can be hundreds."""
+    if len(segment.marks) < 3:
+        return segment
+    first = max((i for i, m in enumerate(segment.marks) if m.next_offset <= begin), default=0)
+    last = next((i for i, m in enumerate(segment.marks) if m.next_offset >= end), len(segment.marks) - 1)
+    return replace(segment, marks=segment.marks[first : last + 1])

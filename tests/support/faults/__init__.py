@@ -1,0 +1,1 @@
+"""Faults: file operations that fail, pause or kill, disks that lose power, machines that run out of room."""

@@ -1,0 +1,489 @@
+"""What the bytes of typed keys and values mean, without Spark: decoding, single keys, added columns."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import random
+import struct as packing
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
+from keyfold.statestore.schema import json_codec
+from keyfold.statestore.schema.columns import RAW, Columns
+from support.typed_golden import GOLDEN, NOT_FINITE, UTC, Golden, array, exact, map_of, struct
+
+
+def field(name: str, kind: Any, nullable: bool = True) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
+
+
+def columns(*fields: dict[str, Any], keys: tuple[str, ...] = ("k",), key_format: str = "raw") -> Columns:
+    """Columns with JSON values; a string key "k" unless others are given."""
+    if keys == ("k",) and all(f["name"] != "k" for f in fields):
+        fields = (field("k", "string", False), *fields)
+    return Columns({"type": "struct", "fields": list(fields)}, keys, key_format, "json")  # type: ignore[arg-type]
+
+
+def decoded(of: Columns, *values: bytes | None) -> list[dict[str, Any]]:
+    keys = pa.array([b"k"] * len(values), pa.binary())
+    table = of.decode(keys, pa.array(values, pa.binary()))
+    table.validate(full=True)
+    assert table.schema == of.arrow_schema()
+    rows: list[dict[str, Any]] = table.drop_columns(["k"]).to_pylist()
+    return rows
+
+
+# -- the format ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: f"{g.text[:30]}")
+def test_the_bytes_of_a_value_give_the_value(golden: Golden) -> None:
+    of = columns(field("v", golden.kind))
+    assert exact(decoded(of, f'{{"v":{golden.text}}}'.encode())) == exact([{"v": golden.value}])
+
+
+@pytest.mark.parametrize("golden", NOT_FINITE, ids=lambda g: f"{g.text[:30]}")
+def test_the_bytes_of_a_value_that_is_not_finite_give_the_value(golden: Golden) -> None:
+    of = columns(field("v", golden.kind))
+    assert exact(decoded(of, f' {{"v":{golden.text}}}'.encode())) == exact([{"v": golden.value}])
+
+
+KEYS = [golden for golden in (*GOLDEN, *NOT_FINITE) if golden.key_text is not None]
+
+
+@pytest.mark.parametrize("golden", KEYS, ids=lambda g: f"{g.key_text[:30]}")
+def test_the_bytes_of_a_key_give_the_key_and_back(golden: Golden) -> None:
+    of = columns(field("k", golden.kind), field("n", "long"), keys=("n", "k"), key_format="json")
+    key = f'{{"n":7,"k":{golden.key_text}}}'.encode()
+    table = of.decode(pa.array([key], pa.binary()), pa.array([b"{}"], pa.binary()))
+    table.validate(full=True)
+    expected = {"k": golden.value, "n": 7}
+    if isinstance(golden.value, float):
+        expected["k"] = golden.value + 0.0  # a key has one zero
+    assert exact(table.to_pylist()) == exact([expected])
+    assert of.encode_key(7, golden.value) == key
+    assert of.encode_key({"k": golden.value, "n": 7}) == key
+
+
+def test_a_raw_key_and_value_are_the_bytes_themselves() -> None:
+    schema = {"type": "struct", "fields": [field("v", "binary"), field("k", "string")]}
+    of = Columns(schema, ("k",), "raw", "raw")
+    table = of.decode(pa.array(["é".encode(), b""], pa.binary()), pa.array([b"\xff", None], pa.binary()))
+    assert table.to_pylist() == [{"v": b"\xff", "k": "é"}, {"v": None, "k": ""}]
+    assert of.encode_key("é") == "é".encode()
+
+
+def test_columns_come_in_the_order_of_the_dataframe() -> None:
+    of = columns(field("b", "long"), field("k", "string"), field("a", "long"))
+    table = of.decode(pa.array([b"x"]), pa.array([b'{"a":1,"b":2}']))
+    assert table.column_names == ["b", "k", "a"]
+    assert table.to_pylist() == [{"b": 2, "k": "x", "a": 1}]
+
+
+def test_absent_null_and_empty_are_three_things() -> None:
+    of = columns(field("s", struct(x="integer")), field("a", array("integer")))
+    assert decoded(of, b"{}", b'{"s":{},"a":[]}', b'{"s":{"x":1},"a":[null]}', None) == [
+        {"s": None, "a": None},
+        {"s": {"x": None}, "a": []},
+        {"s": {"x": 1}, "a": [None]},
+        {"s": None, "a": None},
+    ]
+
+
+def test_names_may_hold_dots_quotes_and_differ_in_case() -> None:
+    of = columns(field('a."b', "long"), field("é\n", "long"), field("x", "long"), field("X", "long"))
+    value = b'{"a.\\"b":1,"\xc3\xa9\\n":2,"x":3,"X":4}'
+    assert decoded(of, value) == [{'a."b': 1, "é\n": 2, "x": 3, "X": 4}]
+
+
+def test_nullability_inside_a_column_is_kept() -> None:
+    kind = {
+        "type": "struct",
+        "fields": [field("x", "integer", False), field("a", array("date", False), False)],
+    }
+    of = columns(field("s", kind))
+    expected = pa.struct(
+        [
+            pa.field("x", pa.int32(), nullable=False),
+            pa.field("a", pa.list_(pa.field("element", pa.date32(), nullable=False)), nullable=False),
+        ]
+    )
+    assert of.arrow_schema().field("s").type.equals(expected)
+    assert decoded(of, b'{"s":{"x":1,"a":[]}}', b"{}") == [{"s": {"x": 1, "a": []}}, {"s": None}]
+    with pytest.raises(SchemaMismatch):
+        decoded(of, b'{"s":{"a":[]}}')
+
+
+def test_finite_and_other_records_keep_their_order() -> None:
+    of = columns(field("d", "double"), field("m", map_of("string", "float")))
+    rows = [
+        b'{"d":1.5}',
+        b' {"d":"NaN","m":[{"key":"a","value":"2.5"}]}',
+        None,
+        b' {"d":"-Infinity"}',
+        b'{"d":2}',
+    ]
+    assert exact(decoded(of, *rows)) == exact(
+        [
+            {"d": 1.5, "m": None},
+            {"d": math.nan, "m": [("a", 2.5)]},
+            {"d": None, "m": None},
+            {"d": -math.inf, "m": None},
+            {"d": 2.0, "m": None},
+        ]
+    )
+
+
+def test_no_records_give_an_empty_table_of_all_columns() -> None:
+    of = columns(field("d", "double"), field("v", "void"), field("m", map_of("string", "date")))
+    assert decoded(of) == []
+    assert of.decode(pa.chunked_array([], pa.binary()), pa.chunked_array([], pa.binary())).num_rows == 0
+
+
+def test_a_value_without_columns_is_an_empty_object() -> None:
+    of = columns()
+    assert of.decode(pa.array([b"a", b"b"]), pa.array([b"{}", None])).to_pylist() == [{"k": "a"}, {"k": "b"}]
+
+
+def test_a_column_of_nulls_only_needs_no_bytes() -> None:
+    of = columns(field("v", "void"))
+    assert of.arrow_schema().field("v").type == pa.null()
+    assert decoded(of, b"{}", None) == [{"v": None}, {"v": None}]
+
+
+def test_slices_and_chunks_are_decoded_where_they_begin() -> None:
+    of = columns(field("b", "binary"), field("d", "double"))
+    values = pa.array(
+        [b'{"b":"01"}', b'{"b":"02"}', None, b' {"d":"NaN","b":"0304"}', b'{"b":"05"}'], pa.binary()
+    )
+    keys = pa.array([b"0", b"1", b"2", b"3", b"4"], pa.binary())
+    whole = of.decode(keys, values).select(["k", "b"]).to_pylist()
+    assert [row["b"] for row in whole] == [b"\1", b"\2", None, b"\3\4", b"\5"]
+    for start in range(5):
+        for end in range(start, 5):
+            part = of.decode(keys[start:end], values[start:end])
+            assert part.select(["k", "b"]).to_pylist() == whole[start:end]
+    chunked = of.decode(pa.chunked_array([keys[:2], keys[2:]]), pa.chunked_array([values[:3], values[3:]]))
+    assert chunked.select(["k", "b"]).to_pylist() == whole
+
+
+def test_a_record_longer_than_a_block_and_batches_longer_than_a_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_codec, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(json_codec, "_PIECE_BYTES", 1000)
+    of = columns(field("s", "string"), field("b", "binary"))
+    lengths = [0, 1, 60, 3000, 5, 61, 62, 63, 64, 65, 999, 1000, 1001, 2]
+    values = [f'{{"s":"{"x" * n}","b":"{"0a" * n}"}}'.encode() for n in lengths]
+    assert decoded(of, *values) == [{"s": "x" * n, "b": b"\n" * n} for n in lengths]
+
+
+def test_the_bits_of_any_double_and_float_come_back() -> None:
+    of = columns(field("d", "double"), field("f", "float"), keys=("d", "f"), key_format="json")
+    chance = random.Random(7)
+    doubles = [packing.unpack("<d", chance.randbytes(8))[0] for _ in range(3000)]
+    floats = [packing.unpack("<f", chance.randbytes(4))[0] for _ in range(3000)]
+    # Subnormals are rare among random bits.
+    doubles += [packing.unpack("<d", packing.pack("<Q", chance.getrandbits(52)))[0] for _ in range(500)]
+    floats += [packing.unpack("<f", packing.pack("<I", chance.getrandbits(23)))[0] for _ in range(500)]
+    keys = [of.encode_key(d, f) for d, f in zip(doubles, floats, strict=True)]
+    table = of.decode(pa.array(keys), pa.nulls(len(keys), pa.binary()))
+    np.testing.assert_array_equal(table["d"].to_numpy(), np.array(doubles))
+    np.testing.assert_array_equal(table["f"].to_numpy(), np.array(floats, dtype=np.float32))
+
+
+# -- bytes that are not of the columns -----------------------------------------------------------------------
+
+BAD = [
+    b"",
+    b" ",
+    b"null",
+    b"[]",
+    b"\n",
+    b"{}{}",
+    b'{"n":1}\n{"n":1}',
+    b'{"n":"1"}',
+    b'{"n":1.0}',
+    b'{"n":9223372036854775808}',
+    b'{"n":1,"n":2}',
+    b'{"other":1}',
+    b'{"n":1',
+    b'{"b":"0"}',
+    b'{"b":"0g"}',
+    b'{"b":"\xff"}',
+    b'{"d":"NaN"}',
+    b' {"d":1.5}',
+    b' {"d":"one"}',
+    b'  {"d":"NaN"}',
+    b'{"t":"today"}',
+    b'{"m":[{"value":1}]}',
+    b'{"m":[null]}',
+    b'{"s":"\xff"}',
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+def test_bytes_of_another_form_are_refused_by_position_and_without_their_content(bad: bytes) -> None:
+    kinds = {"n": "long", "b": "binary", "d": "double", "t": "timestamp", "s": "string"}
+    of = columns(*(field(n, kind) for n, kind in kinds.items()), field("m", map_of("string", "long")))
+    good = b'{"n":123454321}'
+    for values in ([good] * 5 + [bad] + [good] * 3, [bad], [good, good, bad, bad]):
+        with pytest.raises(SchemaMismatch) as caught:
+            decoded(of, *values)
+        assert caught.value.position == f"record {values.index(bad)} of the batch"
+        assert "123454321" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_a_key_has_no_mark_of_values_that_are_not_finite() -> None:
+    of = columns(field("k", "double"), keys=("k",), key_format="json")
+    with pytest.raises(SchemaMismatch):
+        of.decode(pa.array([b' {"k":"NaN"}']), pa.array([b"{}"]))
+
+
+def test_a_raw_string_that_is_not_utf8_is_refused() -> None:
+    of = columns(field("n", "long"))
+    with pytest.raises(SchemaMismatch, match="UTF-8"):
+        of.decode(pa.array([b"\xff"]), pa.array([b"{}"]))
+
+
+# -- which types ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("interval day to second", "v"),
+        ("interval", "v"),
+        ("variant", "v"),
+        ("char(3)", "v"),
+        ("varchar(3)", "v"),
+        ("time(6)", "v"),
+        ("geometry(SRID:0)", "v"),
+        ("decimal(5,-2)", "v"),
+        ("decimal(39,0)", "v"),
+        ("decimal(5,6)", "v"),
+        ("something", "v"),
+        ({"type": "udt", "sqlType": "double"}, "v"),
+        (array("variant"), "v[]"),
+        (map_of("interval", "string"), "v[key]"),
+        (map_of("string", struct(x=array("time(6)"))), "v[value].x[]"),
+    ],
+    ids=str,
+)
+def test_a_type_that_cannot_be_kept_is_refused_by_path_with_a_remedy(kind: Any, path: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        columns(field("v", kind))
+    assert caught.value.position == f"column {path!r}"
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("kind", [map_of("string", "long"), array(map_of("string", "long")), "void"], ids=str)
+def test_a_key_cannot_hold_a_map_or_only_nulls(kind: Any) -> None:
+    with pytest.raises(SchemaMismatch, match="A key cannot hold"):
+        columns(field("k", kind), key_format="json")
+    columns(field("v", kind))
+
+
+def test_a_collated_string_is_kept_in_a_value_and_refused_in_any_key() -> None:
+    def collated(name: str, kind: Any, path: str) -> dict[str, Any]:
+        return {**field(name, kind), "metadata": {"__COLLATIONS": {path: "spark.UTF8_LCASE"}}}
+
+    of = columns(
+        collated("v", array("string"), "v.element"), collated("m", map_of("string", "string"), "m.value")
+    )
+    assert of.schema_json["fields"][1]["type"]["elementType"] == "string collate UTF8_LCASE"
+    assert decoded(of, b'{"v":["A"],"m":[{"key":"B","value":"C"}]}') == [{"v": ["A"], "m": [("B", "C")]}]
+    assert Columns.from_json(of.to_json()) == of
+    inner = struct(x="string")
+    inner["fields"] = [collated("x", "string", "x")]
+    for bad in (
+        field("v", map_of(inner, "long")),
+        collated("v", map_of("string", "string"), "v.key"),
+        collated("v", map_of(array("string"), "string"), "v.key.element"),
+        collated("k", "string", "k"),
+        field("k", array(inner)),
+    ):
+        with pytest.raises(SchemaMismatch, match="collation"):
+            columns(bad, key_format="json")
+
+
+def test_fields_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one name"):
+        columns(field("a", "long"), field("a", "string"))
+    twice = struct(x="long")
+    twice["fields"] *= 2
+    with pytest.raises(SchemaMismatch, match="one name"):
+        columns(field("a", twice))
+
+
+def test_keys_and_formats_have_to_fit_the_columns() -> None:
+    schema = {"type": "struct", "fields": [field("a", "long"), field("b", "string"), field("c", "string")]}
+    for keys, key_format, value_format in (
+        ((), "json", "json"),
+        (("x",), "json", "json"),
+        (("b", "b"), "json", "json"),
+        (("a",), "raw", "json"),
+        (("b", "c"), "raw", "json"),
+        (("b",), "raw", "raw"),
+        (("b",), "raw", "avro"),
+    ):
+        with pytest.raises(ConfigError):
+            Columns(schema, keys, key_format, value_format)  # type: ignore[arg-type]
+
+
+def test_columns_survive_json_and_lose_what_belongs_to_one_query() -> None:
+    watermarked = {**field("t", "timestamp"), "metadata": {"spark.watermarkDelayMs": 1, "comment": "when"}}
+    of = columns(watermarked, field("s", struct(x="decimal(5,2)", y=map_of("string", "void"))))
+    again = Columns.from_json(json.loads(json.dumps(of.to_json())))
+    assert again == of
+    assert again.arrow_schema() == of.arrow_schema()
+    assert of.schema_json["fields"][1]["metadata"] == {"comment": "when"}
+    assert RAW is None
+
+
+# -- single keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("boolean", 1),
+        ("byte", 128),
+        ("long", True),
+        ("long", 1.0),
+        ("long", "1"),
+        ("double", "1.5"),
+        ("decimal(5,2)", Decimal("1.005")),
+        ("decimal(5,2)", Decimal(1000)),
+        ("decimal(5,2)", 1.5),
+        ("decimal(5,2)", Decimal("NaN")),
+        ("string", b"a"),
+        ("string", "\ud800"),
+        ("binary", "a"),
+        ("date", "2013-01-31"),
+        ("date", GOLDEN[24].value),
+        ("timestamp", GOLDEN[28].value),
+        ("timestamp_ntz", GOLDEN[24].value),
+        (array("long"), 1),
+        (struct(x="long"), {"y": 1}),
+        (struct(x="long"), (1, 2)),
+    ],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_its_key_column_is_refused_by_column(kind: Any, value: Any) -> None:
+    of = columns(field("n", "long"), field("a b", kind), keys=("n", "a b"), key_format="json")
+    with pytest.raises(BadRecord) as caught:
+        of.encode_key(1, value)
+    assert caught.value.position == "column 'a b'"
+
+
+def test_a_raw_key_takes_its_own_type_only() -> None:
+    of = columns(field("n", "long"))
+    for bad in (b"a", 1, "\ud800"):
+        with pytest.raises(BadRecord, match="column 'k'"):
+            of.encode_key(bad)
+    binary = columns(field("k", "binary"), field("n", "long"))
+    assert binary.encode_key(b"\xff") == b"\xff"
+    with pytest.raises(BadRecord):
+        binary.encode_key("a")
+
+
+def test_a_key_needs_every_part_and_no_null() -> None:
+    of = columns(field("a", "long"), field("b", "long"), keys=("a", "b"), key_format="json")
+    for parts in ((), (1,), (1, None), (1, 2, 3), ({"a": 1},)):
+        with pytest.raises(BadRecord):
+            of.encode_key(*parts)
+
+
+def test_equal_keys_of_different_python_types_have_the_same_bytes() -> None:
+    of = columns(field("d", "double"), field("e", "decimal(6,2)"), keys=("d", "e"), key_format="json")
+    expected = b'{"d":"0x0.0p0","e":0.00}'
+    for d, e in ((0, 0), (-0.0, Decimal("-0.000")), (np.float64(0), Decimal("0E+3"))):
+        assert of.encode_key(d, e) == expected
+
+
+def test_a_timestamp_of_any_zone_is_the_same_moment_in_utc() -> None:
+    of = columns(field("t", "timestamp"), keys=("t",), key_format="json")
+    for hours in (-11, 0, 5.5):
+        moment = dt.datetime(2013, 1, 31, 20, 0, 0, 5, UTC).astimezone(dt.timezone(dt.timedelta(hours=hours)))
+        assert of.encode_key(moment) == b'{"t":"2013-01-31T20:00:00.000005Z"}'
+
+
+def test_a_number_in_a_float_key_is_the_nearest_float() -> None:
+    of = columns(field("f", "float"), keys=("f",), key_format="json")
+    assert of.encode_key(0.1) == of.encode_key(np.float32(0.1)) == b'{"f":"0x1.99999ap-4"}'
+
+
+def test_control_characters_are_escaped_as_spark_escapes_them() -> None:
+    of = columns(field("s", "string"), field("n", "long"), keys=("s", "n"), key_format="json")
+    assert of.encode_key("\b\t\n\f\r\v\x00\x7f", 1) == rb'{"s":"\b\t\n\f\r\u000B\u0000' + b'\x7f","n":1}'
+
+
+# -- added columns -------------------------------------------------------------------------------------------
+
+
+def test_an_added_nullable_column_comes_last_and_is_null_in_older_values() -> None:
+    old = columns(field("k", "string"), field("a", "long"))
+    new = columns(field("k", "string"), field("b", struct(x="date")), field("a", "long"))
+    merged = old.accepts(new)
+    assert merged.arrow_schema().names == ["k", "a", "b"]
+    assert decoded(merged, b'{"a":1}', b'{"b":{"x":"2013-01-31"},"a":2}')[0] == {"a": 1, "b": None}
+    assert merged.accepts(new) == merged
+    assert old.accepts(old) == old
+
+
+def test_a_nullable_flag_may_differ_and_the_wider_one_is_kept() -> None:
+    narrow = columns(field("a", "long", False), field("s", array(array("long", False), False)))
+    wide = columns(field("a", "long", True), field("s", array(array("long", True), False)))
+    for merged in (narrow.accepts(wide), wide.accepts(narrow)):
+        assert merged.schema_json == wide.schema_json
+
+
+@pytest.mark.parametrize(
+    ("new", "expected", "found"),
+    [
+        ([field("a", "integer"), field("b", "string")], "a bigint", "a int"),
+        ([field("a", "long")], "b string", "b missing"),
+        ([field("A", "long"), field("b", "string")], "a bigint; A missing", "a missing; A bigint"),
+        (
+            [field("a", "long"), field("b", "string"), field("c", "long", False)],
+            "c missing",
+            "c bigint not null",
+        ),
+        ([field("a", "long"), field("b", array("string"))], "b string", "b array<string>"),
+        ([field("a", "long"), field("b", "string collate UNICODE")], "b string", "b string collate UNICODE"),
+    ],
+    ids=str,
+)
+def test_any_other_change_is_refused_column_by_column(new: Any, expected: str, found: str) -> None:
+    old = columns(field("a", "long"), field("b", "string"))
+    with pytest.raises(SchemaMismatch) as caught:
+        old.accepts(columns(*new))
+    assert (caught.value.expected, caught.value.found) == (expected, found)
+
+
+def test_other_keys_are_refused() -> None:
+    fields = field("a", "long"), field("b", "long"), field("c", "long")
+    old = columns(*fields, keys=("a", "b"), key_format="json")
+    for keys in (("b", "a"), ("a",), ("a", "c")):
+        with pytest.raises(SchemaMismatch, match="keys a, b"):
+            old.accepts(columns(*fields, keys=keys, key_format="json"))
+
+
+def test_a_raw_value_takes_no_second_column_and_the_remedy_says_why() -> None:
+    schema = {"type": "struct", "fields": [field("k", "string"), field("a", "string")]}
+    raw = Columns(schema, ("k",), "raw", "raw")
+    both = columns(field("k", "string"), field("a", "string"), field("b", "string"))
+    with pytest.raises(SchemaMismatch, match="begin a new changelog with value_format"):
+        raw.accepts(both)
+    with pytest.raises(SchemaMismatch, match='give value_format="json"'):
+        columns(field("k", "string"), field("a", "string")).accepts(raw)

@@ -1,0 +1,264 @@
+"""A typed changelog takes only records of its columns: one other record, and no whole state can be read."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyfold import Changelog, restore
+from keyfold.checkpoints.log import ingest
+from keyfold.checkpoints.verify.verify import verify
+from keyfold.statestore.errors import BadRecord, SchemaMismatch
+from keyfold.statestore.schema.columns import Columns
+from support.changelogs import BY_HAND
+from support.typed_golden import GOLDEN, NOT_FINITE, Golden
+
+SECRET = b"hunter2"
+
+
+def field(name: str, kind: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+JSON = Columns(
+    {"type": "struct", "fields": [field("k", "long"), field("v", "double"), field("t", "timestamp")]},
+    ("k",), "json", "json",
+)  # fmt: skip
+RAW_TEXT = Columns(
+    {"type": "struct", "fields": [field("k", "string"), field("v", "string")]}, ("k",), "raw", "raw"
+)
+TWO_KEYS = Columns(
+    {"type": "struct", "fields": [field("a", "long"), field("b", "string"), field("v", "long")]},
+    ("a", "b"), "json", "json",
+)  # fmt: skip
+
+GOOD = {
+    "json": (JSON, b'{"k":7}', b'{"v":1.5,"t":"2013-01-31T10:00:00.000000Z"}'),
+    "raw": (RAW_TEXT, "é".encode(), b""),
+    "two keys": (TWO_KEYS, b'{"a":1,"b":"x"}', b'{"v":1}'),
+}
+
+
+def table(*pairs: tuple[bytes, bytes | None]) -> pa.Table:
+    keys = pa.array([key for key, _ in pairs], pa.binary())
+    return pa.table({"key": keys, "value": pa.array([value for _, value in pairs], pa.binary())})
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_records_of_the_columns_and_deletes_are_taken(name: str, tmp_path: Path) -> None:
+    columns, key, value = GOOD[name]
+    with Changelog.open(tmp_path / "log", columns=columns, config=BY_HAND) as log:
+        log.append(table((key, value), (key, None), (key, value)))
+    assert restore(tmp_path / "log").to_arrow().num_rows == 1
+    assert verify(tmp_path / "log").damages == []
+
+
+#: Which columns, key, value, and what the position of the error says besides the row.
+BAD: list[tuple[str, bytes, bytes | None, str]] = [
+    ("json", SECRET, b"{}", "key"),
+    ("json", b"", b"{}", "key"),
+    ("json", b'{"k":"hunter2"}', b"{}", "key, column 'k'"),
+    ("json", b'{"k":1.5}', b"{}", "key, column 'k'"),
+    ("json", b'{"k":1}{"k":2}', b"{}", "key"),
+    ("json", b'{"k":1},{"k":2}', b"{}", "key"),
+    ("json", b'{"hunter2":1}', b"{}", "key"),
+    ("json", b'{"k":1,"v":1}', b"{}", "key"),
+    ("json", b"{}", b"{}", "key, column 'k'"),
+    ("json", b'{"k":null}', b"{}", "key, column 'k'"),
+    ("json", b'{"k":1}', b"", "value"),
+    ("json", b'{"k":1}', SECRET, "value"),
+    ("json", b'{"k":1}', b"null", "value"),
+    ("json", b'{"k":1}', b"[1]", "value"),
+    ("json", b'{"k":1}', b'{"v":"hunter2"}', "value, column 'v'"),
+    ("json", b'{"k":1}', b'{"v":1e400}', "value"),
+    ("json", b'{"k":1}', b'{"v":1,"t":7}', "value, column 't'"),
+    ("json", b'{"k":1}', b'{"v":1,"t":"hunter2"}', "value, column 't'"),
+    ("json", b'{"k":1}', b'{"v":1,"hunter2":1}', "value"),
+    ("json", b'{"k":1}', b'{"v":1', "value"),
+    ("json", b'{"k":1}', b'{"v":1}\n{"v":2}', "value"),
+    ("json", b'{"k":1}', b'{"v":1}\xff', "value"),
+    ("raw", b"\xff", b"", "key, column 'k'"),
+    ("raw", b"a", b"\xff\xfe", "value, column 'v'"),
+    ("json", b'{"k": 1}', b"{}", "key"),
+    ("json", b' {"k":1}', b"{}", "key"),
+    ("json", b'{"k":-0}', b"{}", "key"),
+    ("two keys", b'{"b":"x","a":1}', b"{}", "key"),
+    ("two keys", b'{"a":1,"b":"\\u0041"}', b"{}", "key"),
+    ("two keys", b'{"a":1,"b":"\\/"}', b"{}", "key"),
+    ("two keys", b'{"a":1,"b":"\\u000a"}', b"{}", "key"),
+    ("two keys", b'{"a":1}', b"{}", "key, column 'b'"),
+    ("two keys", b'{"a":1,"b":null}', b"{}", "key, column 'b'"),
+]
+
+
+@pytest.mark.parametrize("row", [0, 1, 5, 11])
+@pytest.mark.parametrize(("name", "bad_key", "bad_value", "part"), BAD)
+def test_another_record_is_refused_by_row_and_column(
+    name: str, bad_key: bytes, bad_value: bytes | None, part: str, row: int
+) -> None:
+    columns, key, value = GOOD[name]
+    pairs: list[tuple[bytes, bytes | None]] = [(key, value)] * 12
+    pairs[row] = (bad_key, bad_value)
+    with pytest.raises(BadRecord) as refused:
+        ingest.checked(table(*pairs), 0, columns)
+    assert refused.value.position == f"row {row}, {part}"
+    assert refused.value.expected
+    assert refused.value.remedy
+    assert SECRET.decode() not in str(refused.value)
+
+
+def test_after_a_refusal_nothing_is_written_and_the_writer_goes_on(tmp_path: Path) -> None:
+    columns, key, value = GOOD["json"]
+    with Changelog.open(tmp_path / "log", columns=columns, config=BY_HAND) as log:
+        with pytest.raises(BadRecord, match="row 1, value"):
+            log.append(table((key, value), (key, SECRET)))
+        assert log.end_offsets() == {0: 0}
+        log.append(table((key, value)))
+    assert restore(tmp_path / "log").to_arrow().num_rows == 1
+
+
+def test_the_row_is_that_of_the_whole_table_also_behind_many(tmp_path: Path) -> None:
+    columns, key, value = GOOD["raw"]
+    count = 150_000
+    pairs = [(key, value)] * count + [(key, b"\xff")]
+    with Changelog.open(tmp_path / "log", columns=columns, config=BY_HAND) as log:
+        with pytest.raises(BadRecord, match=rf"row {count}, value"):
+            log.append(table(*pairs))
+
+
+def test_a_transaction_commits_only_records_of_the_columns(tmp_path: Path) -> None:
+    with Changelog.open(tmp_path / "log", columns=JSON, config=BY_HAND) as log:
+        with pytest.raises(BadRecord):
+            with log.transaction(app_id="a", batch_id=0) as store:
+                store.put(b'{"k":1}', SECRET)
+        assert log.end_offsets() == {0: 0}
+        with log.transaction(app_id="a", batch_id=0) as store:
+            store.put(b'{"k":1}', b"{}")
+    assert restore(tmp_path / "log").to_dict() == {1: {"v": None, "t": None}}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=30))
+def test_the_first_bad_record_is_found_wherever_it_is(rows: list[tuple[bool, int]]) -> None:
+    bad = [b"", SECRET, b'{"v":"x"}', b'{"x":1}', b'{"v":1}{"v":2}', b" {}"]
+    values = [b'{"v":1}' if good else bad[which] for good, which in rows]
+    # A space before the brace says that floats are text, and is a form of its own.
+    first = next((i for i, value in enumerate(values) if value not in (b'{"v":1}', b" {}")), None)
+    found = JSON.misfit(pa.array([b'{"k":1}'] * len(values)), pa.array(values, pa.binary()))
+    assert (None if found is None else found.row) == first
+
+
+KEYS = [g for g in (*GOLDEN, *NOT_FINITE) if g.key_text is not None]
+
+
+@pytest.mark.parametrize("golden", KEYS, ids=lambda g: f"{g.key_text[:30]}")
+def test_a_key_as_spark_writes_it_fits_and_with_a_space_in_it_does_not(golden: Golden) -> None:
+    of = Columns(
+        {"type": "struct", "fields": [field("n", "long"), field("k", golden.kind)]},
+        ("n", "k"),
+        "json",
+        "json",
+    )
+    right = f'{{"n":7,"k":{golden.key_text}}}'.encode()
+    wrong = f'{{"n":7, "k":{golden.key_text}}}'.encode()
+    values = pa.array([b"{}"] * 3, pa.binary())
+    assert of.misfit(pa.array([right] * 3, pa.binary()), values) is None
+    found = of.misfit(pa.array([right, right, wrong], pa.binary()), values)
+    assert found is not None
+    assert (found.row, found.part) == (2, "key")
+
+
+PLAIN: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    ("long", st.integers(-(2**63), 2**63 - 1)),
+    ("string", st.text(st.characters(exclude_categories=["Cs"]))),
+    ("double", st.floats()),
+    ("float", st.floats(width=32)),
+    ("decimal(18,6)", st.decimals(-(10**11), 10**11, allow_nan=False, places=6)),
+    ("decimal(10,0)", st.integers(-(10**9), 10**9)),
+    ("boolean", st.booleans()),
+    ("binary", st.binary()),
+    ("date", st.dates()),
+    ("timestamp_ntz", st.datetimes()),
+    ("timestamp", st.datetimes(timezones=st.just(datetime.timezone.utc))),
+]
+NESTED: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    *PLAIN,
+    (
+        {"type": "array", "elementType": "string", "containsNull": True},
+        st.lists(st.none() | st.text('ab"\n')),
+    ),
+    (
+        {"type": "struct", "fields": [field("x", "long"), field("y", "double")]},
+        st.fixed_dictionaries({"x": st.none() | st.integers(0, 9), "y": st.none() | st.floats()}),
+    ),
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_every_key_that_encode_key_gives_fits(data: st.DataObject) -> None:
+    kind, values = data.draw(st.sampled_from(NESTED))
+    of = Columns({"type": "struct", "fields": [field("k", kind)]}, ("k",), "json", "json")
+    keys = [of.encode_key({"k": data.draw(values)}) for _ in range(3)]
+    assert of.misfit(pa.array(keys, pa.binary()), pa.array([b"{}"] * 3, pa.binary())) is None
+
+
+# -- and what got in before ----------------------------------------------------------------------------------
+
+
+def _spoiled(root: Path, partitions: int, rows: pa.Table) -> list[tuple[int, int]]:
+    """Partition and offset of the records without a good value."""
+    with Changelog.open(root, partitions=partitions, columns=JSON, config=BY_HAND) as log:
+        log.append(rows)
+        return [
+            (number, offset)
+            for number in range(partitions)
+            for batch in log.read(number)
+            for offset, value in zip(
+                batch.column("offset").to_pylist(), batch.column("value").to_pylist(), strict=True
+            )
+            if value == SECRET
+        ]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_verify_names_partition_and_offset_of_records_that_are_not_of_the_columns(
+    closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "log"
+    rows = table(*((b'{"k":%d}' % n, SECRET if n % 7 == 3 else b'{"v":1}') for n in range(40)))
+    with monkeypatch.context() as patched:
+        patched.setattr(Columns, "misfit", lambda *_: None)
+        if closed:
+            spoiled = _spoiled(root, 3, rows)
+        else:
+            with Changelog.open(root, partitions=3, columns=JSON, config=BY_HAND):
+                spoiled = _spoiled(root, 3, rows)
+                patched.undo()
+                assert len(verify(root).damages) == len(spoiled)
+    found = verify(root)
+    named = [d.position.split(", ", 1)[1] for d in found.damages]
+    assert named == [f"partition {number}, offset {offset}" for number, offset in spoiled]
+    assert all(SECRET.decode() not in f"{d}" for d in found.damages)
+    with pytest.raises(SchemaMismatch, match="keyfold verify"):
+        restore(root).to_arrow()
+
+
+def test_a_block_of_other_records_is_told_in_a_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Columns, "misfit", lambda *_: None)
+        rows = table(*((b'{"k":%d}' % n, SECRET) for n in range(5_000)))
+        assert len(_spoiled(tmp_path / "log", 1, rows)) == 5_000
+    found = verify(tmp_path / "log").damages
+    assert [d.position.partition(", ")[2] for d in found] == [
+        *(f"partition 0, offset {n}" for n in range(10)),
+        "partition 0, offset 10, and perhaps more of this block",
+    ]
