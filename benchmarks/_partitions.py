@@ -51,7 +51,7 @@ def measure(partitions: int, directory: Path, *, commits: int = 5, keys_each: in
         log.get(b"k1")
     found["commit to all"] = statistics.median(took)
     timed("get after a commit", lambda: (log.append(table(["k1"], "x")), log.get(b"k1")))
-    log.host.catch_up()
+    log.engine.catch_up()
     gets = 2_000
     timed("get", lambda: [log.get(b"k%d" % n) for n in range(gets)])
     found["get"] /= gets

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from keyfold.statestore.rocksdb.store import Identity, LastValues
+from keyfold.statestore.rocksdb.store import LastValues, StoreId
 
-_IDENTITY = Identity("00000000-0000-0000-0000-000000000000", 0, 0)
+_IDENTITY = StoreId("00000000-0000-0000-0000-000000000000", 0, 0)
 _REPEATS = 5
 #: How many lists of random keys are asked for: never the same, for what was asked before is in the caches.
 _LISTS = 25

@@ -65,7 +65,7 @@ def phase(log: Changelog, tables: list[pa.Table], seconds: float, rate: int | No
         if rate is None:
             stack.enter_context(log.cleaning_paused())
         else:
-            log.host.configure({NAME: rate})
+            log.engine.configure({NAME: rate})
         stop, latencies = threading.Event(), list[float]()
         reader = threading.Thread(target=read_latencies, args=(log, stop, latencies))
         reader.start()
@@ -111,8 +111,8 @@ def accuracy(directory: Path, tables: list[pa.Table], rounds: int) -> None:
             with Changelog.open(path, config=config) as log:
                 for table in tables[: max(4, rate // 5_000_000)]:
                     log.append(table)
-                log.host.writer.seal_active()
-                done = log.host.cleaning.clean_in_background(0)
+                log.engine.writer.seal_active()
+                done = log.engine.cleaning.clean_in_background(0)
                 assert done is not None
                 kept.append(done.io_bytes / done.seconds)
             shutil.rmtree(path)

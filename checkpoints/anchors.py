@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from keyfold.checkpoints.log.writer import Writer
-from keyfold.checkpoints.manifest.resolve import At, exact_commit
+from keyfold.checkpoints.manifest.resolve import At, resolve_commit
 from keyfold.checkpoints.manifest.state import Anchor
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
@@ -23,7 +23,7 @@ def add_anchor(writer: Writer, name: str, at: At) -> Anchor:
     """Name a commit, see `Changelog.anchor`."""
     _check_name(name)
     with writer.exclusive:
-        commit = exact_commit(writer.state, writer.root, at)
+        commit = resolve_commit(writer.state, writer.root, at)
         before = writer.state.anchors.get(name)
         if before is None:
             ends = list(commit.ends)

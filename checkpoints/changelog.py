@@ -11,25 +11,26 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from keyfold.checkpoints import engine
-from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints import engine as engines
+from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.log import ingest, reader
 from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.checkpoints.log.reader_marks import ViewLock, now_ms
-from keyfold.checkpoints.log.recovery import Creation, View
+from keyfold.checkpoints.log.recovery import NewChangelog, View
 from keyfold.checkpoints.log.rereading import state_batches
 from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.manifest import idempotence
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.identity import (
-    Identity,
+    ChangelogMeta,
     check_partitions,
     check_same_partitions,
     read_identity,
 )
+from keyfold.checkpoints.manifest.resolve import check_no_missed_delete
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.checkpoints.snapshot.repository import newest
-from keyfold.checkpoints.snapshot.snapshot import Place, clone
+from keyfold.checkpoints.snapshot.snapshot import Location, clone
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import ConfigError
@@ -57,10 +58,12 @@ class Changelog(Maintained):
     `pmod(xxhash64(key), partitions)` (XXH64 with seed 42, signed, as Spark computes it).
     """
 
-    def __init__(self, path: Path, host: Host | None, view: View | None, view_lock: ViewLock | None) -> None:
+    def __init__(
+        self, path: Path, engine: Engine | None, view: View | None, view_lock: ViewLock | None
+    ) -> None:
         self.path = path
         self._process = OwnProcess(path)
-        self._host = host
+        self._host = engine
         self._view = view
         self._view_lock = view_lock
         self._closed = False
@@ -115,16 +118,16 @@ class Changelog(Maintained):
         with reader.looked_at(root):
             if files.exists(root / filenames.IDENTITY):
                 check_same_partitions(root, read_identity(files, root), partitions)
-        creation = Creation(partitions or 1, columns, changes)
-        host = engine.acquire(files, root, creation, clock_ms, steal=steal)
+        creation = NewChangelog(partitions or 1, columns, changes)
+        engine = engines.acquire(files, root, creation, clock_ms, steal=steal)
         try:
-            check_same_partitions(root, host.writer.identity, partitions)
+            check_same_partitions(root, engine.writer.identity, partitions)
             if config:
-                host.configure(config)
+                engine.configure(config)
         except BaseException:
-            engine.release(host)
+            engines.release(engine)
             raise
-        return cls(host.writer.root, host, None, None)
+        return cls(engine.writer.root, engine, None, None)
 
     @classmethod
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
@@ -142,7 +145,7 @@ class Changelog(Maintained):
     # -- what it is --------------------------------------------------------------------------------
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ChangelogMeta:
         return self._open_host().writer.identity if self._view is None else self._view.identity
 
     @property
@@ -164,7 +167,7 @@ class Changelog(Maintained):
         return self._open_host().writer.state if self._view is None else self._view.state
 
     @property
-    def host(self) -> Host:
+    def engine(self) -> Engine:
         """The writer and what works behind it. Raises `ConfigError` for a reader."""
         return self._open_host()
 
@@ -222,9 +225,9 @@ class Changelog(Maintained):
         """
         app_id = idempotence.checked_app(app_id)
         batch_id = None if batch_id is None else idempotence.checked_batch(batch_id)
-        host = self._open_host()
-        host.transactions.check()
-        return host.append(table, app_id, batch_id, host.transactions)
+        engine = self._open_host()
+        engine.transactions.check()
+        return engine.append(table, app_id, batch_id, engine.transactions)
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
@@ -240,11 +243,11 @@ class Changelog(Maintained):
         Raises:
             ConfigError: a transaction of this thread is open. What `append` raises.
         """
-        host, app_id = self._open_host(), idempotence.checked_app(app_id)
+        engine, app_id = self._open_host(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
-        with host.transactions:
-            applied = idempotence.appended(host.writer.state, app_id, batch_id, "") is not None
-            with host.transaction(applied=applied) as transaction:
+        with engine.transactions:
+            applied = idempotence.appended(engine.writer.state, app_id, batch_id, "") is not None
+            with engine.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:
                     self._open_host().append(transaction.changes(), app_id, batch_id, nullcontext())
@@ -265,8 +268,8 @@ class Changelog(Maintained):
             Damaged: a file of the snapshot is not as it was written. StorageFailed: see there.
         """
         root = writable(path, files)
-        source = newest(Place(*located(snapshot, filesystem, files)))
-        clone(source, Place(files, root), uuid.uuid4().hex)
+        source = newest(Location(*located(snapshot, filesystem, files)))
+        clone(source, Location(files, root), uuid.uuid4().hex)
         return cls.open(root, files=files)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ class Changelog(Maintained):
         with ExitStack() as stack:
             state = stack.enter_context(self.pinned())
             if follow and offset is not None:
-                reader.check_following(state, self.path, partition, offset)
+                check_no_missed_delete(state, self.path, partition, offset)
             batches = reader.read_partition(self.files, self.path, state, partition, offset, to)
             return reader.Records(batches, stack.pop_all())
 
@@ -341,7 +344,7 @@ class Changelog(Maintained):
                     filenames.partition(self.path, number),
                     p.segments,
                     p.end,
-                    reader.unique_below_of(p),
+                    p.unique_below,
                 )
             )
             self._store = ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))
@@ -368,7 +371,7 @@ class Changelog(Maintained):
         if self._closed or not self._process.is_this():
             return
         if self._host is not None:
-            engine.release(self._host)
+            engines.release(self._host)
         self._closed = True
         if self._view_lock is not None:
             self._view_lock.close()
@@ -386,7 +389,7 @@ class Changelog(Maintained):
         if self._closed:
             raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
 
-    def _open_host(self) -> Host:
+    def _open_host(self) -> Engine:
         self._check_open()
         if self._host is None:
             raise ConfigError(

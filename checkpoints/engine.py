@@ -17,9 +17,9 @@ from keyfold.checkpoints.cleaner import pool as cleaner
 from keyfold.checkpoints.cleaner.clean_pass import Aborted, PassStatistics
 from keyfold.checkpoints.cleaner.manager import CleanerManager
 from keyfold.checkpoints.cleaner.retention import apply_retention
-from keyfold.checkpoints.lastvalues.updater import Keeper
+from keyfold.checkpoints.lastvalues.updater import StateUpdater
 from keyfold.checkpoints.log import compact_requests, ingest
-from keyfold.checkpoints.log.recovery import Creation, open_writer
+from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
 from keyfold.checkpoints.log.writer import Batch, Writer
 from keyfold.checkpoints.manifest import idempotence
 from keyfold.checkpoints.manifest.state import Commit
@@ -33,13 +33,13 @@ from keyfold.statestore.schema.columns import Columns
 #: A pass that the log has changed under is begun again so often.
 _PASSES_BROKEN_OFF_MAX: Final = 20
 
-__all__ = ["Host", "PassStatistics", "acquire", "release"]
+__all__ = ["Engine", "PassStatistics", "acquire", "release"]
 
 
-class Host:
+class Engine:
     """The writer of a changelog and what belongs to it. Made by `acquire`, given back with `release`."""
 
-    def __init__(self, writer: Writer, keeper: Keeper | None = None) -> None:
+    def __init__(self, writer: Writer, keeper: StateUpdater | None = None) -> None:
         self.writer = writer
         #: held by whoever changes the records, from what it reads to its commit
         self.transactions = Turn(writer.root, writer.ownership.process)
@@ -47,7 +47,7 @@ class Host:
         self.snapshots = SnapshotPolicy(writer)
         #: held by the cleaner's thread that does what is due besides passes
         self.chores = threading.Lock()
-        self._keeper = Keeper.of_writer(writer) if keeper is None else keeper
+        self._keeper = StateUpdater.of_writer(writer) if keeper is None else keeper
         cleaner.POOL.add(self)
 
     def last_values(self) -> ReadOnlyStore:
@@ -79,9 +79,9 @@ class Host:
         self.wait_for_room()
         identity = writer.identity
         rows = ingest.table_of(table)
-        batches = ingest.checked(rows, writer.clock_ms(), identity.columns)
+        batches = ingest.normalize(rows, writer.clock_ms(), identity.columns)
         digesting = writer.pool.submit(ingest.digest, batches, ingest.given_timestamps(rows))
-        parts = ingest.partitioned(batches, identity.partitions, identity.config.codec, writer.pool)
+        parts = ingest.partition_blocks(batches, identity.partitions, identity.config.codec, writer.pool)
         digest = digesting.result()
         with turn, writer.exclusive:
             last = writer.state.apps.get(app)
@@ -191,13 +191,18 @@ class Host:
         self.writer.close()
 
 
-_hosts: dict[Path, tuple[Host, int]] = {}
+_hosts: dict[Path, tuple[Engine, int]] = {}
 _hosts_lock = threading.Lock()
 
 
 def acquire(
-    files: Files, root: Path, creation: Creation | None, clock_ms: Callable[[], int], *, steal: bool = False
-) -> Host:
+    files: Files,
+    root: Path,
+    creation: NewChangelog | None,
+    clock_ms: Callable[[], int],
+    *,
+    steal: bool = False,
+) -> Engine:
     """This process's writer of the changelog at `root`; opened, and created, where it is not open yet.
 
     A fenced writer is not handed out again, nor one whose directory was moved, removed or made again: it is
@@ -206,31 +211,31 @@ def acquire(
     with _hosts_lock:
         real = root.resolve()
         _close_misplaced(real)
-        host, users = _hosts.get(real, (None, 0))
-        if host is not None and (host.writer.fenced or host.writer.files is not files):
-            if not host.writer.fenced:
+        engine, users = _hosts.get(real, (None, 0))
+        if engine is not None and (engine.writer.fenced or engine.writer.files is not files):
+            if not engine.writer.fenced:
                 raise ChangelogLocked(
                     "This process has the changelog open through another file system.", path=root,
                     expected="one writer", found="two", remedy="close the other one",
                 )  # fmt: skip
-            host.close()
-            host = None
-        if host is None:
-            host, users = _host_of(_opened(files, real, creation, clock_ms, steal)), 0
-        _hosts[real] = (host, users + 1)
-        return host
+            engine.close()
+            engine = None
+        if engine is None:
+            engine, users = _host_of(_opened(files, real, creation, clock_ms, steal)), 0
+        _hosts[real] = (engine, users + 1)
+        return engine
 
 
-def _host_of(writer: Writer) -> Host:
+def _host_of(writer: Writer) -> Engine:
     try:
-        return Host(writer)
+        return Engine(writer)
     except BaseException:
         writer.close()
         raise
 
 
 def _opened(
-    files: Files, real: Path, creation: Creation | None, clock_ms: Callable[[], int], steal: bool
+    files: Files, real: Path, creation: NewChangelog | None, clock_ms: Callable[[], int], steal: bool
 ) -> Writer:
     """The writer at a path. A writer of this process may hold its lock under the name that the directory had
     before: then that one is closed first.
@@ -238,7 +243,7 @@ def _opened(
     try:
         return open_writer(files, real, creation, clock_ms, steal=steal)
     except ChangelogLocked:
-        elsewhere = [known for known, (host, _) in _hosts.items() if host.writer.files is files]
+        elsewhere = [known for known, (engine, _) in _hosts.items() if engine.writer.files is files]
         if not sum(map(_close_misplaced, elsewhere)):
             raise
         return open_writer(files, real, creation, clock_ms, steal=steal)
@@ -246,16 +251,16 @@ def _opened(
 
 def _close_misplaced(real: Path) -> bool:
     """Close the writer of a path that leads elsewhere now: it could not write any more. Whether it did."""
-    host, _ = _hosts.get(real, (None, 0))
+    engine, _ = _hosts.get(real, (None, 0))
     with suppress(OSError):
-        if host is not None and not host.writer.ownership.is_placed():
+        if engine is not None and not engine.writer.ownership.is_placed():
             del _hosts[real]
-            host.close()
+            engine.close()
             return True
     return False
 
 
-def install(root: Path, make: Callable[[], Host]) -> Host:
+def install(root: Path, make: Callable[[], Engine]) -> Engine:
     """The host that `make` gives, as this process's only one of the changelog at `root`.
 
     The caller has the writer's lock, so a host that is there has lost it.
@@ -263,35 +268,35 @@ def install(root: Path, make: Callable[[], Host]) -> Host:
     with _hosts_lock:
         real = root.resolve()
         _close_misplaced(real)
-        host = make()
+        engine = make()
         before, _ = _hosts.get(real, (None, 0))
         if before is not None:
             before.writer.fence("another writer of this process has taken over")
             before.close()
-        _hosts[real] = (host, 1)
-        return host
+        _hosts[real] = (engine, 1)
+        return engine
 
 
-def release(host: Host) -> None:
+def release(engine: Engine) -> None:
     """Give a host back; the last one closes it, once a transaction of another thread has ended.
 
     Raises `ConfigError` for the last one inside a transaction of this thread: then it is not given back.
     """
     with _hosts_lock:
-        if _has_others(host):
+        if _has_others(engine):
             return
-    with host.transactions, _hosts_lock:
-        if not _has_others(host):
-            for real in [real for real, (known, _) in _hosts.items() if known is host]:
+    with engine.transactions, _hosts_lock:
+        if not _has_others(engine):
+            for real in [real for real, (known, _) in _hosts.items() if known is engine]:
                 del _hosts[real]
-                host.close()
+                engine.close()
 
 
-def _has_others(host: Host) -> bool:
+def _has_others(engine: Engine) -> bool:
     """Whether others still use it; then there is one user less now."""
     for real, (known, users) in _hosts.items():
-        if known is host and users > 1:
-            _hosts[real] = (host, users - 1)
+        if known is engine and users > 1:
+            _hosts[real] = (engine, users - 1)
             return True
     return False
 

@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 from keyfold.checkpoints import anchors as anchoring
 from keyfold.checkpoints.cleaner import pool
 from keyfold.checkpoints.cleaner.clean_pass import PassStatistics
-from keyfold.checkpoints.engine import Host
-from keyfold.checkpoints.log import reader
-from keyfold.checkpoints.manifest.identity import Identity
-from keyfold.checkpoints.manifest.resolve import At, exact_commit
+from keyfold.checkpoints.engine import Engine
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
+from keyfold.checkpoints.manifest.resolve import At, partition_state, resolve_commit
 from keyfold.checkpoints.manifest.state import Anchor, Commit, State
 from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots, set_pin
-from keyfold.checkpoints.snapshot.snapshot import Place, Snapshot, check_destination, take
+from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, take
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
@@ -35,7 +34,7 @@ class Maintained(ABC):
 
     @property
     @abstractmethod
-    def host(self) -> Host:
+    def engine(self) -> Engine:
         """The writer and what works behind it. Raises `ConfigError` for a reader."""
 
     @property
@@ -50,7 +49,7 @@ class Maintained(ABC):
 
     @property
     @abstractmethod
-    def identity(self) -> Identity:
+    def identity(self) -> ChangelogMeta:
         """What `changelog.json` says."""
 
     @property
@@ -73,7 +72,7 @@ class Maintained(ABC):
         Raises:
             ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
         """
-        return self.host.compact(full=full)
+        return self.engine.compact(full=full)
 
     @contextmanager
     def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
@@ -87,15 +86,15 @@ class Maintained(ABC):
                 for p in arguments.several("partitions", partitions, "numbers")
             ]
         for number in chosen:
-            reader.partition_state(self.state, self.path, number)
-        with self.host.cleaning.paused(chosen):
+            partition_state(self.state, self.path, number)
+        with self.engine.cleaning.paused(chosen):
             yield
 
     def cleaner_metrics(self) -> dict[str, float]:
         """How the cleaner of this changelog stands, under the names of Kafka's metrics; see
         `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
         """
-        found = self.host.cleaning.metrics()
+        found = self.engine.cleaning.metrics()
         return {**found, "DeadThreadCount": float(pool.POOL.dead_threads)}
 
     # -- anchors -----------------------------------------------------------------------------------
@@ -115,13 +114,13 @@ class Maintained(ABC):
             ConfigError: the name cannot be used, or another commit has it; or there is no such commit.
             CompactedAway: the exact state at that commit no longer exists.
         """
-        return anchoring.add_anchor(self.host.writer, name, at)
+        return anchoring.add_anchor(self.engine.writer, name, at)
 
     def drop_anchor(self, name: str) -> Anchor:
         """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has
         it.
         """
-        return anchoring.drop_anchor(self.host.writer, name)
+        return anchoring.drop_anchor(self.engine.writer, name)
 
     def rollback(self, to: At) -> Commit:
         """Take everything behind a commit back, durably; returns the commit, which is the last one now.
@@ -137,9 +136,9 @@ class Maintained(ABC):
             ConfigError: there is no such commit, or a named anchor lies behind it; or a transaction of this
                 thread is open.
         """
-        host = self.host
-        with host.transactions:
-            return roll_back(host.writer, host.cleaning, to)
+        engine = self.engine
+        with engine.transactions:
+            return roll_back(engine.writer, engine.cleaning, to)
 
     def snapshot(self, to: AnyPath, at: At = None, *, filesystem: Any = None) -> Snapshot:
         """A copy as of a commit, self-contained and only to be read: `restore`, `Changelog.open(mode="r")`
@@ -158,13 +157,13 @@ class Maintained(ABC):
                 something else is at `to`.
             Damaged: a file does not match its checksums. StorageFailed: `to` cannot be written.
         """
-        place = Place(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
+        place = Location(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
         check_destination(place, self.identity)
         if self.is_writer and at is None:
-            self.host.writer.seal_active()
+            self.engine.writer.seal_active()
         with self.pinned() as state:
-            commit = exact_commit(state, self.path, at)
-            return take(Place(self.files, self.path), self.identity, state, commit, place)
+            commit = resolve_commit(state, self.path, at)
+            return take(Location(self.files, self.path), self.identity, state, commit, place)
 
     # -- the policy's snapshots --------------------------------------------------------------------
 
@@ -190,7 +189,7 @@ class Maintained(ABC):
         """How the policy stands: `dest`; `last_commit`, 0 where there is no snapshot; `commits_behind`;
         `taken` and `failed` since it was opened; `failure`, why the last try came to nothing.
         """
-        policy, state = self.host.snapshots, self.state
+        policy, state = self.engine.snapshots, self.state
         newest = state.commits[-1].number if state.commits else 0
         return {
             "dest": self.identity.config.snapshot_dest,
@@ -210,13 +209,13 @@ class Maintained(ABC):
             )  # fmt: skip
         return found
 
-    def _at_dest(self, work: Callable[[Place], T]) -> T | None:
+    def _at_dest(self, work: Callable[[Location], T]) -> T | None:
         """What `work` gives for the place of the policy's snapshots, None where there is no such place."""
         dest = self.identity.config.snapshot_dest
         if not dest:
             return None
         try:
-            return work(Place(*located(dest, None, self.files)))
+            return work(Location(*located(dest, None, self.files)))
         except OSError as e:
             raise StorageFailed(
                 "The snapshots cannot be looked at.", path=e.filename or self.path,

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from keyfold.checkpoints.cleaner.manager import CleanerManager
 from keyfold.checkpoints.log import reader
-from keyfold.checkpoints.log.rewrite import abandon, copied
+from keyfold.checkpoints.log.rewrite import discard_segments, rewrite_segments
 from keyfold.checkpoints.log.writer import Writer
-from keyfold.checkpoints.manifest.resolve import At, exact_commit
+from keyfold.checkpoints.manifest.resolve import At, resolve_commit
 from keyfold.checkpoints.manifest.segment_lines import segment_line
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.statestore import filenames
@@ -30,7 +30,7 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
                 "A rollback goes to a commit.", path=writer.root, expected="a commit", found="None",
                 remedy="say which",
             )  # fmt: skip
-        commit = exact_commit(writer.state, writer.root, to)
+        commit = resolve_commit(writer.state, writer.root, to)
         _check_anchors(writer, commit)
         # Sealed, because only of a sealed segment a part can be copied while it goes.
         writer.seal_active()
@@ -39,7 +39,7 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
         try:
             parts = {number: _cut(writer, state, number, end, made) for number, end in enumerate(commit.ends)}
         except BaseException as e:
-            abandon(made)
+            discard_segments(made)
             if isinstance(e, OSError):
                 raise StorageFailed(
                     "The log could not be cut; it is as it was.", path=e.filename or writer.root,
@@ -81,4 +81,4 @@ def _cut(
     directory = filenames.partition(writer.root, number)
     kept = reader.read_segments(writer.files, directory, (out[0],), out[0].base, end)
     cut = (replace(out[0], next=end),)
-    return out, copied(writer, number, cut, kept, lambda size: None, made)
+    return out, rewrite_segments(writer, number, cut, kept, lambda size: None, made)

@@ -18,15 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from keyfold.checkpoints import engine
+from keyfold.checkpoints import engine as engines
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.engine import Host
-from keyfold.checkpoints.lastvalues.directories import Aside
-from keyfold.checkpoints.lastvalues.updater import Keeper
+from keyfold.checkpoints.engine import Engine
+from keyfold.checkpoints.lastvalues.directories import StandbyStoreDirs
+from keyfold.checkpoints.lastvalues.updater import StateUpdater
 from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.checkpoints.log.reader_marks import ViewLock, now_ms
 from keyfold.checkpoints.log.recovery import View, lock_of_writer, open_writer, refusal
-from keyfold.checkpoints.manifest.identity import Identity, read_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
@@ -75,7 +75,7 @@ class Standby:
         self._turning = threading.Lock()
         self._followed = _Followed(files, self.path)
         try:
-            self._place = Aside(files, self.path)
+            self._place = StandbyStoreDirs(files, self.path)
         except OSError as e:
             self._followed.close()
             raise StorageFailed(
@@ -83,7 +83,7 @@ class Standby:
                 expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
                 remedy="free or repair the disk, or give this user the right to write there",
             ) from e  # fmt: skip
-        self._keeper = Keeper(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
+        self._keeper = StateUpdater(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
         self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
         self._thread.start()
 
@@ -186,25 +186,25 @@ class Standby:
 
     def _become_writer(self, lock: OpenFile) -> Changelog:
         """It goes on following while the manifest is recovered, and also afterwards where that fails."""
-        host = engine.install(self.path, lambda: self._host(lock))
+        engine = engines.install(self.path, lambda: self._host(lock))
         try:
             self._followed.close()
             self._place.close()
-            host.catch_up()
+            engine.catch_up()
         except BaseException:
-            engine.release(host)
+            engines.release(engine)
             raise
-        return Changelog(self.path, host, None, None)
+        return Changelog(self.path, engine, None, None)
 
-    def _host(self, lock: OpenFile) -> Host:
+    def _host(self, lock: OpenFile) -> Engine:
         writer = open_writer(self._files, self.path, None, self._clock_ms, steal=False, lock=lock)
         try:
             self._stop_following()
             if writer.identity.uuid != self._followed.identity.uuid:
                 self._keeper.close()
-                return Host(writer)
+                return Engine(writer)
             self._keeper.hand_over(writer)
-            return Host(writer, self._keeper)
+            return Engine(writer, self._keeper)
         except BaseException:
             with ExitStack() as ended:
                 for end in (writer, self._place, self._followed, self._keeper):
@@ -247,7 +247,7 @@ class _Followed:
         self._listeners: list[Callable[[State], None]] = []
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ChangelogMeta:
         return self._view.identity
 
     @property

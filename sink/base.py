@@ -11,11 +11,18 @@ from typing import NoReturn, TypeVar
 from pyspark.sql import DataFrame, SparkSession
 
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.log.writer import Blocks
+from keyfold.checkpoints.log.writer import BlockFactory
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.manifest.identity import check_partitions, read_identity
-from keyfold.sink.batch_gate import Delivery, Intake, batch_of, check_dataframe, connect_refused, consume
+from keyfold.sink.batch_gate import (
+    BatchGate,
+    IncomingBatch,
+    batch_of,
+    check_dataframe,
+    connect_refused,
+    consume,
+)
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
@@ -47,7 +54,7 @@ class ForeachBatch(ABC):
         # Spark's JVM and its workers have working directories of their own.
         self.path = writable(path, files)
         self._files = files
-        self._intake = Intake(files, self.path, app_id, on_reset, accept_replay=accept_replay)
+        self._intake = BatchGate(files, self.path, app_id, on_reset, accept_replay=accept_replay)
         self._partitions = partitions
         LogConfig().with_changes(config or {})
         self._config = dict(config or {})
@@ -111,18 +118,18 @@ class ForeachBatch(ABC):
             if self._log is None and not self._files.exists(self.path / filenames.IDENTITY):
                 return  # the first batch of a changelog may be any
             log = self._opened(None)
-            with log.host.writer.exclusive:
+            with log.engine.writer.exclusive:
                 if self._intake.admits(session, log, delivery):
                     delivery.sync()
                     self._commit_to(log, delivery, {})
 
-    def _commit_to(self, log: Changelog, delivery: Delivery, parts: Mapping[int, Blocks]) -> None:
+    def _commit_to(self, log: Changelog, delivery: IncomingBatch, parts: Mapping[int, BlockFactory]) -> None:
         """The commit of an admitted batch. The caller holds `writer.exclusive`."""
-        writer = log.host.writer
+        writer = log.engine.writer
         writer.commit(parts, batch_of(writer.state, self._intake.app(log.identity), delivery))
         self._intake.delivered(log, delivery)
 
-    def _pass_over(self, df: DataFrame, log: Changelog, delivery: Delivery) -> None:
+    def _pass_over(self, df: DataFrame, log: Changelog, delivery: IncomingBatch) -> None:
         """A batch that was committed before: read it to its end, or a stateful query would fail."""
         consume(df)
         self._intake.delivered(log, delivery)
@@ -132,7 +139,7 @@ class ForeachBatch(ABC):
             raise ConfigError("This sink was closed.", path=self.path, remedy="make a new one")
 
     @abstractmethod
-    def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
+    def _deliver(self, df: DataFrame, delivery: IncomingBatch) -> None:
         """Commit the batch, unless it was committed already."""
 
     @abstractmethod
@@ -154,7 +161,7 @@ class ForeachBatch(ABC):
 
     def _opened(self, columns: Columns | None) -> Changelog:
         """The changelog, created with `columns` where there is none."""
-        if self._log is not None and self._log.host.writer.fenced:
+        if self._log is not None and self._log.engine.writer.fenced:
             # Never by stealing: whoever took over from this writer keeps the changelog.
             self._log.close()
             self._log, self._steal = None, False

@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.log.writer import Batch
 from keyfold.checkpoints.manifest import idempotence
-from keyfold.checkpoints.manifest.idempotence import OnReset, Reset, StreamBatch
-from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.idempotence import OnReset, Reset, SourceBatch
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.resumption import QueryStart
 from keyfold.checkpoints.manifest.state import State
 from keyfold.sink import offset_log
@@ -42,7 +42,7 @@ _CONNECT: Final = "pyspark.sql.connect."
 
 
 @dataclass(frozen=True)
-class Delivery:
+class IncomingBatch:
     """One call of a sink.
 
     Attributes:
@@ -52,7 +52,7 @@ class Delivery:
     """
 
     batch: int
-    stream: StreamBatch | None
+    stream: SourceBatch | None
     sync: Callable[[], None]
     run: str = ""
     skips: bool = False
@@ -70,12 +70,12 @@ class _Calls:
         #: uuid of the changelog and app → run and batch; one entry for each, however many batches there are
         self._last: dict[tuple[str, str], tuple[str, int]] = {}
 
-    def note(self, changelog: str, app: str, delivery: Delivery) -> None:
+    def note(self, changelog: str, app: str, delivery: IncomingBatch) -> None:
         if delivery.run:
             with self._lock:
                 self._last[changelog, app] = delivery.run, delivery.batch
 
-    def has(self, changelog: str, app: str, delivery: Delivery) -> bool:
+    def has(self, changelog: str, app: str, delivery: IncomingBatch) -> bool:
         with self._lock:
             return self._last.get((changelog, app)) == (delivery.run, delivery.batch)
 
@@ -83,12 +83,12 @@ class _Calls:
 _CALLS: Final = _Calls()
 
 
-class Intake:
+class BatchGate:
     """The batches of one app.
 
     Args:
         path: of the changelog, for messages.
-        app_id: None for the changelog's own; see `Identity.app`.
+        app_id: None for the changelog's own; see `ChangelogMeta.app`.
         on_reset: what to do when a known app arrives with a new query: "refuse", "append", or "restore" (take
             it where it goes on exactly where `resume` has pinned the last commit).
         accept_replay: with "restore", take sources too that keep no position to go on from.
@@ -112,11 +112,11 @@ class Intake:
         self._reset = Reset(on_reset, accept_replay)
         self._log: tuple[str, OffsetLog] | None = None
 
-    def app(self, identity: Identity) -> str:
+    def app(self, identity: ChangelogMeta) -> str:
         """Whose batches they are."""
         return identity.app if self._app is None else self._app
 
-    def identify(self, session: SparkSession, batch_id: int, *, skips: bool = False) -> Delivery:
+    def identify(self, session: SparkSession, batch_id: int, *, skips: bool = False) -> IncomingBatch:
         """Which batch this is. One that is skipped may be an earlier one of the query that calls.
 
         Raises:
@@ -126,7 +126,7 @@ class Intake:
         batch = idempotence.checked_batch(batch_id)
         running = offset_log.running_query(session)
         if running is None:
-            return Delivery(batch, None, _nothing, skips=skips)
+            return IncomingBatch(batch, None, _nothing, skips=skips)
         if running.batch != batch and not (skips and batch < running.batch):
             raise ConfigError(
                 "The batch id is not that of the query that calls.",
@@ -150,10 +150,10 @@ class Intake:
         def start() -> QueryStart:
             return query_start(running.execution, source, previous)
 
-        stream = StreamBatch(running.id, batch, source, previous, start, skips and batch < running.batch)
-        return Delivery(batch, stream, lambda: _sync(offsets, batch), running.run, skips)
+        stream = SourceBatch(running.id, batch, source, previous, start, skips and batch < running.batch)
+        return IncomingBatch(batch, stream, lambda: _sync(offsets, batch), running.run, skips)
 
-    def admits(self, session: SparkSession, log: Changelog, delivery: Delivery) -> bool:
+    def admits(self, session: SparkSession, log: Changelog, delivery: IncomingBatch) -> bool:
         """True where the batch is new, False where it was committed already.
 
         Raises:
@@ -173,11 +173,11 @@ class Intake:
         _log.info("changelog %s: batch %d was committed already", self._path, delivery.batch)
         return False
 
-    def delivered(self, log: Changelog, delivery: Delivery) -> None:
+    def delivered(self, log: Changelog, delivery: IncomingBatch) -> None:
         """Note that the batch is committed, by this call or by one before."""
         _CALLS.note(log.identity.uuid, self.app(log.identity), delivery)
 
-    def _second_call(self, app: str, delivery: Delivery) -> BatchConflict:
+    def _second_call(self, app: str, delivery: IncomingBatch) -> BatchConflict:
         return BatchConflict(
             "A batch is given to a changelog by one call; this one would be dropped.", path=self._path,
             position=f"batch {delivery.batch} of app {app!r}", expected="one call for each batch",
@@ -187,7 +187,7 @@ class Intake:
             "Changelog.rollback(<the commit before it>) before the query starts again",
         )  # fmt: skip
 
-    def _check_alone(self, session: SparkSession, state: State, app: str, b: StreamBatch) -> None:
+    def _check_alone(self, session: SparkSession, state: State, app: str, b: SourceBatch) -> None:
         """Two queries that run at once would each look like a reset of the other."""
         last = state.apps.get(app)
         if last is None or last.query in ("", b.query) or not offset_log.is_active(session, last.query):
@@ -206,7 +206,7 @@ class Intake:
         return self._log[1]
 
 
-def batch_of(state: State, app: str, delivery: Delivery) -> Batch:
+def batch_of(state: State, app: str, delivery: IncomingBatch) -> Batch:
     """What the commit says of the batch.
 
     The pin of `resume` goes with the second commit behind the pinned one: a job that dies before must find

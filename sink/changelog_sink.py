@@ -20,12 +20,12 @@ from pyspark.sql.types import StructType
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.log.recovery import check_creatable
-from keyfold.checkpoints.log.writer import Blocks, Writer
+from keyfold.checkpoints.log.writer import BlockFactory, Writer
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.sink import staging
 from keyfold.sink.base import ForeachBatch
-from keyfold.sink.batch_gate import CONTINUES, Delivery, choice
+from keyfold.sink.batch_gate import CONTINUES, IncomingBatch, choice
 from keyfold.sink.encoding import RowEncoding, check_arguments, refusal
 from keyfold.sink.staging import Stage, Staged
 from keyfold.statestore import filenames
@@ -139,16 +139,16 @@ class ChangelogSink(ForeachBatch):
         else:
             check_creatable(files, self.path)
 
-    def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
+    def _deliver(self, df: DataFrame, delivery: IncomingBatch) -> None:
         encoding = self._encoding_for(df)
         log = self._opened(encoding.columns)
         if log.columns is not None and encoding.columns is not None:
             log.columns.accepts(encoding.columns)
-        writer = log.host.writer
+        writer = log.engine.writer
         if not self._intake.admits(df.sparkSession, log, delivery):
             self._pass_over(df, log, delivery)
             return
-        log.host.wait_for_room()
+        log.engine.wait_for_room()
         syncing = writer.pool.submit(delivery.sync)
         with self._working_directory(writer) as directory:
             stage = Stage(str(directory), delivery.batch, log.partitions, writer.clock_ms())
@@ -195,16 +195,16 @@ class ChangelogSink(ForeachBatch):
         log: Changelog,
         columns: Columns | None,
         df: DataFrame,
-        delivery: Delivery,
-        parts: Mapping[int, Blocks],
+        delivery: IncomingBatch,
+        parts: Mapping[int, BlockFactory],
     ) -> None:
-        writer = log.host.writer
-        with log.host.transactions, writer.exclusive:
+        writer = log.engine.writer
+        with log.engine.transactions, writer.exclusive:
             # Another sink of this process may have committed since the batch was admitted.
             if not self._intake.admits(df.sparkSession, log, delivery):
                 return
             if log.columns is not None and columns is not None:
-                log.host.set_columns(log.columns.accepts(columns))
+                log.engine.set_columns(log.columns.accepts(columns))
             self._commit_to(log, delivery, parts)
 
     @contextlib.contextmanager

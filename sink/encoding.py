@@ -1,6 +1,6 @@
 """A DataFrame's rows to records: which columns make the key and the value, and which rows delete.
 
-The bytes are made in the JVM by expressions of Spark; how a column is written is the matter of `json_columns`.
+The bytes are made in the JVM by expressions of Spark; `json_columns` says how a column is written.
 """
 
 from __future__ import annotations

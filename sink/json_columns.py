@@ -1,6 +1,7 @@
 """How Spark writes columns as JSON, in expressions of Spark only: no Python function per row.
 
-The form is described in `keyfold.statestore.schema.json_codec`. Nothing here depends on the session: not on its time
+`keyfold.statestore.schema.json_codec` describes the form. Nothing here depends on the session: not on its
+time
 zone, on ANSI mode, on `spark.sql.legacy.*` or on the defaults of `to_json`. That is why dates and timestamps
 are not left to `to_json` (its formatters follow the legacy policy of time parsers), and why floats in keys
 are written as their bits (the digits that Java writes for a double changed with Java 19).

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
-from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.sink.named_stores import NamedStores, Store, checked_stores, has_other_keys, prefix_of
 from keyfold.sink.ttl import Sweep, Sweeper
@@ -22,7 +22,7 @@ from keyfold.statestore.kv.api import RecordStore
 Call = Callable[..., object]
 
 
-class Processes(Protocol):
+class TaskLike(Protocol):
     """Any object with this method is a task; `Task` says what it may have besides."""
 
     def process(self, records: pa.RecordBatch, store: Any) -> None: ...
@@ -56,7 +56,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class Ran:
+class TaskResult:
     """A micro-batch that has run. `changes` is what its commit has to write, then call `committed`."""
 
     changes: pa.Table
@@ -69,37 +69,37 @@ class TaskRunner:
     Raises `ConfigError` where the task is not as `Task` says.
     """
 
-    def __init__(self, task: Processes) -> None:
+    def __init__(self, task: TaskLike) -> None:
         self._process = _method(task, "process", ("records", "store"))
         self._window = _method(task, "window", ("store",)) if getattr(task, "window", None) else None
         self._interval_ms = _interval_ms(getattr(task, "window_interval", None), self._window)
         stores = getattr(task, "stores", None)
         self._stores = None if stores is None else checked_stores(stores)
         self._windowed_ms: int | None = None
-        self._host: Host | None = None
+        self._host: Engine | None = None
         self._sweeper: Sweeper | None = None
 
-    def run(self, host: Host, batches: Iterable[pa.RecordBatch]) -> Ran:
+    def run(self, engine: Engine, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         """Call the task for one micro-batch. The caller holds `host.transactions` until it has committed.
 
         Raises:
             ConfigError: the changelog has keys of a store that the task does not name.
             Whatever the task raises; Damaged, StorageFailed: see there.
         """
-        writer = host.writer
+        writer = engine.writer
         now_ms = writer.clock_ms()
         if self._stores is None:
-            with host.transaction() as store:
+            with engine.transaction() as store:
                 windowed = self._call(store, batches, now_ms)
-                return Ran(store.changes(), lambda: self._committed(windowed, now_ms, None))
+                return TaskResult(store.changes(), lambda: self._committed(windowed, now_ms, None))
         with writer.pin() as state:
-            base: Any = host.last_values().snapshot()
+            base: Any = engine.last_values().snapshot()
             with closing(base):
-                sweeper = self._sweeper_of(host, base, self._stores)
+                sweeper = self._sweeper_of(engine, base, self._stores)
                 sweep = sweeper.look(state, base, now_ms)
                 with closing(NamedStores(base, self._stores, now_ms, sweep.keys)) as stores:
                     windowed = self._call(stores, batches, now_ms)
-                    return Ran(stores.changes(), lambda: self._committed(windowed, now_ms, sweep))
+                    return TaskResult(stores.changes(), lambda: self._committed(windowed, now_ms, sweep))
 
     def _call(self, store: Transaction | NamedStores, batches: Iterable[pa.RecordBatch], now_ms: int) -> bool:
         for batch in batches:
@@ -121,10 +121,10 @@ class TaskRunner:
         if sweep is not None and self._sweeper is not None:
             self._sweeper.done(sweep)
 
-    def _sweeper_of(self, host: Host, base: RecordStore, stores: Mapping[str, Store]) -> Sweeper:
+    def _sweeper_of(self, engine: Engine, base: RecordStore, stores: Mapping[str, Store]) -> Sweeper:
         """That of this opening of the changelog, whose keys are looked at once."""
-        if self._host is not host or self._sweeper is None:
-            writer = host.writer
+        if self._host is not engine or self._sweeper is None:
+            writer = engine.writer
             if has_other_keys(base, stores):
                 raise ConfigError(
                     "The changelog has keys that belong to no store of this task.", path=writer.root,
@@ -133,7 +133,7 @@ class TaskRunner:
                     "One that is not wanted any more is named until the task has deleted what is in it",
                 )  # fmt: skip
             ttls = {prefix_of(n): store.ttl_ms for n, store in stores.items() if store.ttl_ms is not None}
-            self._sweeper, self._host = Sweeper(writer.files, writer.root, ttls), host
+            self._sweeper, self._host = Sweeper(writer.files, writer.root, ttls), engine
         return self._sweeper
 
 

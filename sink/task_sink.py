@@ -11,15 +11,15 @@ from typing import TypeAlias, cast
 from pyspark.sql import DataFrame
 
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.log import ingest
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.sink.arrow_batches import arrow_batches
 from keyfold.sink.base import ForeachBatch
-from keyfold.sink.batch_gate import Delivery
+from keyfold.sink.batch_gate import IncomingBatch
 from keyfold.sink.named_stores import NamedStores, Store
-from keyfold.sink.task_runner import Processes, Ran, Task, TaskRunner, is_task
+from keyfold.sink.task_runner import Task, TaskLike, TaskResult, TaskRunner, is_task
 from keyfold.statestore.errors import SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv.serdes import BytesSerde, Int64Serde, JsonSerde, StringSerde
@@ -83,7 +83,7 @@ class TaskSink(ForeachBatch):
     def __init__(
         self,
         path: AnyPath,
-        process: Process | Processes,
+        process: Process | TaskLike,
         *,
         partitions: int | None = None,
         app_id: str | None = None,
@@ -94,7 +94,7 @@ class TaskSink(ForeachBatch):
         files: Files = LOCAL,
     ) -> None:
         self._function = None if is_task(process) else cast(Process, process)
-        self._runner = TaskRunner(cast(Processes, process)) if self._function is None else None
+        self._runner = TaskRunner(cast(TaskLike, process)) if self._function is None else None
         super().__init__(
             path,
             partitions=partitions,
@@ -107,31 +107,31 @@ class TaskSink(ForeachBatch):
         )
         self._opened(None)
 
-    def _deliver(self, df: DataFrame, delivery: Delivery) -> None:
+    def _deliver(self, df: DataFrame, delivery: IncomingBatch) -> None:
         log = self._opened(None)
-        host, writer = log.host, log.host.writer
-        with host.transactions:
+        engine, writer = log.engine, log.engine.writer
+        with engine.transactions:
             if not self._intake.admits(df.sparkSession, log, delivery):
                 self._pass_over(df, log, delivery)
                 return
-            host.wait_for_room()
+            engine.wait_for_room()
             syncing = writer.pool.submit(delivery.sync)
-            ran = self._run(host, df)
-            batches = ingest.checked(ran.changes, writer.clock_ms())
-            parts = ingest.partitioned(batches, log.partitions, log.config.codec, writer.pool)
+            ran = self._run(engine, df)
+            batches = ingest.normalize(ran.changes, writer.clock_ms())
+            parts = ingest.partition_blocks(batches, log.partitions, log.config.codec, writer.pool)
             syncing.result()
             with writer.exclusive:
                 if self._intake.admits(df.sparkSession, log, delivery):
                     self._commit_to(log, delivery, parts)
                     ran.committed()
 
-    def _run(self, host: Host, df: DataFrame) -> Ran:
+    def _run(self, engine: Engine, df: DataFrame) -> TaskResult:
         if self._runner is not None:
-            return self._runner.run(host, arrow_batches(df))
+            return self._runner.run(engine, arrow_batches(df))
         assert self._function is not None
-        with host.transaction() as store:
+        with engine.transaction() as store:
             self._function(df, store)
-            return Ran(store.changes(), lambda: None)
+            return TaskResult(store.changes(), lambda: None)
 
     def _check_kind(self, log: Changelog) -> None:
         if log.columns is not None:

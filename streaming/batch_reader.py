@@ -9,10 +9,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from keyfold.checkpoints.log.reader import partition_state
-from keyfold.checkpoints.manifest.resolve import ends_at
+from keyfold.checkpoints.manifest.resolve import partition_state, resolve_ends
 from keyfold.checkpoints.manifest.state import State
-from keyfold.checkpoints.restore.view_token import HandedView
+from keyfold.checkpoints.restore.view_token import ViewToken
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming import offsets
@@ -60,7 +59,7 @@ class KeyfoldReader(DataSourceReader):
     def _state_pieces(self, planner: Planner, state: State) -> list[Piece]:
         options = self._options
         if options.end_offsets is None:
-            ends = ends_at(state, options.path, options.at)
+            ends = resolve_ends(state, options.path, options.at)
         elif options.view is not None and not _still_exact(options.view, options.end_offsets, state):
             chosen = _chosen(options, state)
             return planner.handed_pieces(options.view, _counted(options.end_offsets, state, options), chosen)
@@ -105,7 +104,7 @@ def _counted(ends: tuple[int, ...], state: State, options: Options) -> tuple[int
     return ends
 
 
-def _still_exact(view: HandedView, ends: tuple[int, ...], state: State) -> bool:
+def _still_exact(view: ViewToken, ends: tuple[int, ...], state: State) -> bool:
     """Whether the newest state still has the fold up to `ends`, and it is that of the view: since then
     the log may have been rolled back and written anew, or retention have moved its start.
     """

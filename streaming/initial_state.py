@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.group import GroupedData
 
-from keyfold.checkpoints.manifest.identity import Identity, read_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.resume.resume import Resumed
 from keyfold.sink.query_plan import STATE_OF
 from keyfold.statestore.errors import ConfigError
@@ -72,6 +72,6 @@ def _metadata(frame: DataFrame, name: str) -> dict[str, Any]:
 
 def _nothing(spark: SparkSession, resumed: Resumed) -> DataFrame:
     """A state without rows; its columns are those of `to_spark`."""
-    identity: Identity = read_identity(LOCAL, resumed.path)
+    identity: ChangelogMeta = read_identity(LOCAL, resumed.path)
     rows = Rows("state", identity.columns, resumed.path.name, False)
     return spark.createDataFrame([], rows.schema(resumed.path))

@@ -116,7 +116,7 @@ def _sweep(files: Files, root: Path, now: int) -> None:
                 continue
 
 
-class Keeper:
+class LeaseRenewer:
     """Keeps a lease alive while a task reads, however slowly its rows are taken. A context manager."""
 
     def __init__(self, files: Files, root: Path, lease: Lease | None) -> None:
@@ -126,7 +126,7 @@ class Keeper:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> LeaseRenewer:
         if self._lease is not None:
             self._renew_if_due()
             self._thread = threading.Thread(target=self._run, name="keyfold-lease", daemon=True)

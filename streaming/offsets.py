@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from keyfold.checkpoints.log.reader import misses_delete
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
@@ -96,7 +95,7 @@ def marked(
     marks = {
         number: state.n
         for number, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
-        if misses_delete(p, offset) or misses_delete(p, began.get(number, offset))
+        if p.may_miss_delete(offset) or p.may_miss_delete(began.get(number, offset))
     }
     generations = {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
     return Offsets(uuid, dict(enumerate(offsets)), marks, generations, dict(began))
@@ -139,7 +138,7 @@ def _readable(p: PartitionState, number: int, position: Offsets, path: Path, fai
     if offset < p.start:
         what = "Records that this reader has not seen are gone: retention has moved the log's start."
         expected = f"an offset from {p.start} to {p.end}"
-    elif misses_delete(p, offset) and p.dropped_at > position.snapshot.get(number, -1):
+    elif p.may_miss_delete(offset) and p.dropped_at > position.snapshot.get(number, -1):
         what = "A delete that this reader has not seen may be gone: it is older than delete.retention.ms."
         expected = f"an offset above {p.dropped_tombstone}, that of the last delete that was dropped"
     else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from keyfold.checkpoints.restore.view_token import HandedView
+from keyfold.checkpoints.restore.view_token import ViewToken
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.paths import local_path
 
@@ -112,7 +112,7 @@ class Options:
     mode: Mode
     at: int | str | None
     end_offsets: tuple[int, ...] | None
-    view: HandedView | None
+    view: ViewToken | None
     partitions: tuple[int, ...] | None
     starting: str | Offsets
     ending: str | Offsets
@@ -230,9 +230,9 @@ def _at(text: str | None) -> int | str | None:
     return int(text) if text.strip().isdigit() else text
 
 
-def _view(text: str | None) -> HandedView | None:
+def _view(text: str | None) -> ViewToken | None:
     try:
-        return None if text is None else HandedView.from_text(text)
+        return None if text is None else ViewToken.from_text(text)
     except ValueError:
         raise _refused(
             "view", "It has another form.", "what RestoredState.to_spark writes", "something else",

@@ -19,15 +19,15 @@ from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.log.rereading import state_batches
-from keyfold.checkpoints.manifest.identity import Identity, read_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.manifest.state import State
-from keyfold.checkpoints.restore.view_token import HandedView
+from keyfold.checkpoints.restore.view_token import ViewToken
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, KeyfoldError, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.writer import Segment
 from keyfold.streaming import leases
-from keyfold.streaming.leases import Keeper, Lease
+from keyfold.streaming.leases import Lease, LeaseRenewer
 
 #: A piece of a log is about this many bytes of segments.
 _PIECE_BYTES: Final = 32 << 20
@@ -60,7 +60,7 @@ class Piece(InputPartition):
             ViewExpired: a file is gone, or the directory holds another changelog now.
             Damaged: bytes do not match their checksum.
         """
-        with Keeper(files, self.root, self.lease):
+        with LeaseRenewer(files, self.root, self.lease):
             self._check_same_changelog(files)
             directory = filenames.partition(self.root, self.partition)
             try:
@@ -101,7 +101,7 @@ class Planner:
         self._lease: Lease | None = None
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ChangelogMeta:
         if self._view is None:
             self._view = View(self.files, self.root)
         return self._view.identity
@@ -153,10 +153,10 @@ class Planner:
             if number in partitions and end > p.start:
                 segments = tuple(s for s in p.segments if s.base < end)
                 whole = self._piece(number, segments, p.start, end)
-                found.append(replace(whole, folded=True, unique_below=reader.unique_below_of(p)))
+                found.append(replace(whole, folded=True, unique_below=p.unique_below))
         return found
 
-    def handed_pieces(self, view: HandedView, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
+    def handed_pieces(self, view: ViewToken, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
         """The same of an older view, whose own lease keeps the files; this planner's lease is not needed.
 
         Raises:

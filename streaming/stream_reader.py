@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from keyfold.checkpoints.manifest.resolve import ends_at
+from keyfold.checkpoints.manifest.resolve import resolve_ends
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
@@ -176,7 +176,7 @@ class SeedReader(_Reader):
         if self._seeded(start) is not None or commit is None:
             return []
         state = self._planner.leased()
-        ends = ends_at(state, self._options.path, commit)
+        ends = resolve_ends(state, self._options.path, commit)
         return self._planner.state_pieces(state, ends, range(len(ends)))
 
     def _offset(self, commit: int | str | None) -> dict[str, Any]:

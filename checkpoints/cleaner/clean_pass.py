@@ -22,10 +22,10 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from keyfold.checkpoints.cleaner.disk_room import Room
-from keyfold.checkpoints.cleaner.log_to_clean import Section, anchor_offsets, cutting, section_of
+from keyfold.checkpoints.cleaner.log_to_clean import LogToClean, anchor_offsets, cutting, find_log_to_clean
 from keyfold.checkpoints.cleaner.progress import after_group, dated
 from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compacted_pairs
-from keyfold.checkpoints.log.rewrite import Pace, abandon, copied
+from keyfold.checkpoints.log.rewrite import Pace, discard_segments, rewrite_segments
 from keyfold.checkpoints.log.spill import KeySpill
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.partition import PartitionState
@@ -89,7 +89,7 @@ def clean_partition(
     """One pass over a partition, None where nothing is to be done.
 
     Args:
-        until, full: as for `section_of`.
+        until, full: as for `find_log_to_clean`.
         spill_all: keep no keys where they are, nor in memory; for tests.
 
     Raises:
@@ -100,10 +100,10 @@ def clean_partition(
     """
     began = time.monotonic()
     with writer.pin() as state:
-        section = section_of(writer, state, number, until=until, full=full)
+        section = find_log_to_clean(writer, state, number, until=until, full=full)
         if not section.needs_pass:
             return None
-        cleaning = _Pass(writer, number, state.partitions[number], section, pace, spill_all)
+        cleaning = CleanPass(writer, number, state.partitions[number], section, pace, spill_all)
         # The pass has a view of its own, which moves on from group to group.
         cleaning.move_view()
     with cleaning:
@@ -112,11 +112,11 @@ def clean_partition(
     return replace(done, seconds=time.monotonic() - began)
 
 
-class _Pass:
+class CleanPass:
     """One pass, as a context manager: whatever it has begun and not published goes when it is left."""
 
     def __init__(
-        self, writer: Writer, number: int, p: PartitionState, section: Section, pace: Pace, spill_all: bool
+        self, writer: Writer, number: int, p: PartitionState, section: LogToClean, pace: Pace, spill_all: bool
     ) -> None:
         self._writer = writer
         self._number = number
@@ -149,12 +149,12 @@ class _Pass:
         self._view.close()
         self._view = view
 
-    def __enter__(self) -> _Pass:
+    def __enter__(self) -> CleanPass:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._view.close()
-        abandon(self._made)
+        discard_segments(self._made)
         with contextlib.suppress(OSError):
             self._spill.close()
         if isinstance(error, ViewExpired | OSError):
@@ -270,7 +270,7 @@ class _Pass:
         if kept is None:
             return None
         self._check_room(self._room.of_copy(group))
-        return copied(self._writer, self._number, group, kept, self._pace, self._made)
+        return rewrite_segments(self._writer, self._number, group, kept, self._pace, self._made)
 
     def _changed(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> Iterator[pa.RecordBatch] | None:
         """What is left of a group, None for all of a single segment.

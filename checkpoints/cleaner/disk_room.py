@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from keyfold.checkpoints.cleaner.log_to_clean import Section
+from keyfold.checkpoints.cleaner.log_to_clean import LogToClean
 from keyfold.checkpoints.compaction.key_index import SMALL_ROWS
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
@@ -44,7 +44,7 @@ class Room:
         """The copy of a group of segments. They go only afterwards, so all of it is needed beside them."""
         return sum(self._needs(segment).copy for segment in segments)
 
-    def of_spill(self, section: Section, *, spill_all: bool) -> int:
+    def of_spill(self, section: LogToClean, *, spill_all: bool) -> int:
         """Keys of dirty blocks that cannot stay mapped, and keys of the tombstones that are looked at."""
         needed = 0
         for segment in section.segments:

@@ -12,7 +12,7 @@ from keyfold.statestore.segment.writer import Segment
 
 
 @dataclass(frozen=True)
-class Section:
+class LogToClean:
     """The cleanable section of a partition.
 
     Attributes:
@@ -80,9 +80,9 @@ class Section:
         return [tuple(group) for group in groups]
 
 
-def section_of(
+def find_log_to_clean(
     writer: Writer, state: State, number: int, *, until: int | None = None, full: bool = False
-) -> Section:
+) -> LogToClean:
     """The cleanable section of a partition: everything below the active segment and
     `min.compaction.lag.ms`.
 
@@ -98,7 +98,7 @@ def section_of(
     wanted = anchor_offsets(state, number, config.anchors_auto)
     gone = [s for s in p.splits if s not in wanted and s < end]
     expired = [x.clean_end for x in p.passes if x.time_ms + config.delete_retention_ms <= now]
-    return Section(
+    return LogToClean(
         segments,
         p.unique_end,
         p.start if full else max(min([p.unique_end, *gone]), p.start),
@@ -112,7 +112,7 @@ def section_of(
 def cleanable(
     writer: Writer, p: PartitionState, number: int, until: int | None = None
 ) -> tuple[Segment, ...]:
-    """The segments of a partition's cleanable section; `until` as for `section_of`."""
+    """The segments of a partition's cleanable section; `until` as for `find_log_to_clean`."""
     lag_ms = writer.identity.config.min_compaction_lag_ms
     oldest = writer.clock_ms() - lag_ms
     segments: list[Segment] = []

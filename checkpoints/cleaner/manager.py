@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from keyfold.checkpoints.cleaner.clean_pass import Aborted, PassStatistics, clean_partition
-from keyfold.checkpoints.cleaner.log_to_clean import Section, cleanable, section_of
+from keyfold.checkpoints.cleaner.log_to_clean import LogToClean, cleanable, find_log_to_clean
 from keyfold.checkpoints.cleaner.throttle import Throttle
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.partition import PartitionState
@@ -84,7 +84,7 @@ class CleanerManager:
         config = self._writer.identity.config
         if p.unique_end < p.end:
             segments = cleanable(self._writer, p, number)
-            section = Section(segments, p.unique_end, p.unique_end, p.end, (), p.swept_end, 0)
+            section = LogToClean(segments, p.unique_end, p.unique_end, p.end, (), p.swept_end, 0)
             if section.dirty and now_ms - section.dirty[0].created_ms > config.max_compaction_lag_ms:
                 return 2.0
             if section.dirty_ratio > config.min_cleanable_dirty_ratio:
@@ -94,7 +94,7 @@ class CleanerManager:
             p.splits or any(x.clean_end > p.swept_end and x.time_ms <= expired for x in p.passes)
         ):
             return None
-        section = section_of(self._writer, state, number)
+        section = find_log_to_clean(self._writer, state, number)
         went_back = section.first_dirty < min(section.unique_end, section.end)
         return 0.0 if section.needs_pass and (went_back or section.sweeps) else None
 
@@ -111,9 +111,9 @@ class CleanerManager:
             since = max(since, self._ended[number] + _REST * last.seconds)
         return now - since >= self._writer.identity.config.cleaner_backoff_ms / 1000
 
-    def _sections(self) -> list[tuple[int, Section]]:
+    def _sections(self) -> list[tuple[int, LogToClean]]:
         state = self._writer.state
-        return [(n, section_of(self._writer, state, n)) for n in range(len(state.partitions))]
+        return [(n, find_log_to_clean(self._writer, state, n)) for n in range(len(state.partitions))]
 
     def _is_free(self, number: int) -> bool:
         failing = self._failing.get(number)

@@ -14,10 +14,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.cleaner.manager import CleanerManager
+from keyfold.checkpoints.log.writer import Writer
 
 log = logging.getLogger("keyfold")
 
@@ -25,6 +25,26 @@ T = TypeVar("T")
 
 #: Requests of other processes are looked for this often.
 _REQUEST_SECONDS: Final = 1.0
+
+
+class Cleanable(Protocol):
+    """An open changelog, as the pool sees it."""
+
+    @property
+    def writer(self) -> Writer: ...
+
+    @property
+    def cleaning(self) -> CleanerManager: ...
+
+    @property
+    def chores(self) -> threading.Lock:
+        """Held while chores are done."""
+
+    def do_chores(self) -> None:
+        """Retention, old active segments, what other processes ask for."""
+
+    def is_asked(self) -> bool:
+        """Whether another process has asked for something."""
 
 
 class Pool:
@@ -43,25 +63,25 @@ class Pool:
     def clear(self) -> None:
         """Forget all changelogs and threads, without a look at them."""
         self.dead_threads = 0
-        self._hosts: list[Host] = []
+        self._hosts: list[Cleanable] = []
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
         self._chores = threading.Lock()
 
-    def add(self, host: Host) -> None:
+    def add(self, engine: Cleanable) -> None:
         with self._changed:
-            self._hosts.append(host)
+            self._hosts.append(engine)
             self._start_threads()
             self._changed.notify_all()
 
-    def remove(self, host: Host) -> None:
+    def remove(self, engine: Cleanable) -> None:
         """Forget a changelog; stops its passes at their next batch, and waits for that."""
         with self._changed:
-            if host in self._hosts:
-                self._hosts.remove(host)
+            if engine in self._hosts:
+                self._hosts.remove(engine)
             self._changed.notify_all()
-        host.cleaning.close()
-        with host.chores:
+        engine.cleaning.close()
+        with engine.chores:
             pass
 
     def wake(self) -> None:
@@ -96,18 +116,18 @@ class Pool:
             if not hosts:
                 self._threads.remove(threading.current_thread())
                 return False
-        for host in hosts:
-            _guarded(host, host.do_chores)
-        looked = [(_guarded(host, host.cleaning.filthiest), host) for host in hosts]
-        ranked = [(found, host) for found, host in looked if found is not None]
+        for engine in hosts:
+            _guarded(engine, engine.do_chores)
+        looked = [(_guarded(engine, engine.cleaning.filthiest), engine) for engine in hosts]
+        ranked = [(found, engine) for found, engine in looked if found is not None]
         if ranked:
-            (_, number), host = max(ranked, key=lambda r: r[0][0])
-            if host.cleaning.clean_in_background(number) is not None:
+            (_, number), engine = max(ranked, key=lambda r: r[0][0])
+            if engine.cleaning.clean_in_background(number) is not None:
                 return True
         self._sleep(hosts)
         return True
 
-    def _sleep(self, hosts: list[Host]) -> None:
+    def _sleep(self, hosts: list[Cleanable]) -> None:
         """For the shortest `cleaner.backoff.ms`; an open request or a change ends it."""
         backoff = min(h.writer.identity.config.cleaner_backoff_ms for h in hosts) / 1000
         until = time.monotonic() + backoff
@@ -115,16 +135,16 @@ class Pool:
             with self._changed:
                 if self._changed.wait(min(left, _REQUEST_SECONDS)):
                     return
-            if any(host.is_asked() for host in hosts):
+            if any(engine.is_asked() for engine in hosts):
                 return
 
 
-def _guarded(host: Host, work: Callable[[], T]) -> T | None:
+def _guarded(engine: Cleanable, work: Callable[[], T]) -> T | None:
     """What it gives. What fails here must keep neither the thread nor the other changelogs from going on."""
     try:
         return work()
     except Exception as e:
-        log.error("changelog %s: the cleaner could not look after it: %s", host.writer.root, e)
+        log.error("changelog %s: the cleaner could not look after it: %s", engine.writer.root, e)
         return None
 
 

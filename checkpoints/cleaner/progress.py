@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from keyfold.checkpoints.cleaner.log_to_clean import Section
+from keyfold.checkpoints.cleaner.log_to_clean import LogToClean
 from keyfold.checkpoints.compaction.fold import FoldCounts
-from keyfold.checkpoints.manifest.partition import PartitionState, Pass, highest_between
+from keyfold.checkpoints.manifest.partition import CleanMark, PartitionState, highest_between
 
 #: Passes that are closer to each other than `delete.retention.ms` divided by this count as one.
 _DATES: Final = 64
 
 
 def after_group(
-    before: PartitionState, section: Section, end: int, counts: FoldCounts, *, last: bool
+    before: PartitionState, section: LogToClean, end: int, counts: FoldCounts, *, last: bool
 ) -> PartitionState:
     """What holds once a group is swapped, but for its segments; the invariants are in `PartitionState`.
 
@@ -45,8 +45,8 @@ def after_group(
 
 
 def dated(
-    before: PartitionState, end: int, section: Section, now_ms: int, retention_ms: int
-) -> tuple[Pass, ...]:
+    before: PartitionState, end: int, section: LogToClean, now_ms: int, retention_ms: int
+) -> tuple[CleanMark, ...]:
     """The passes that date tombstones, with one that has come to its `end` now, without those that say no
     more than another.
 
@@ -60,5 +60,5 @@ def dated(
     if not passes or passes[-1].clean_end < end:
         if passes and passes[-1].clean_end > below and passes[-1].time_ms // step == now_ms // step:
             del passes[-1]
-        passes.append(Pass(end, now_ms))
+        passes.append(CleanMark(end, now_ms))
     return tuple(passes)

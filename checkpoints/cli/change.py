@@ -13,7 +13,7 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli.at import at_from
-from keyfold.checkpoints.cli.output import LocalPath, Place, out, settings_from, time_of, verb
+from keyfold.checkpoints.cli.output import LocalPath, Target, out, settings_from, time_of, verb
 from keyfold.checkpoints.cli.tables import sentence, table
 from keyfold.checkpoints.log.compact_requests import Request
 from keyfold.checkpoints.manifest.config import LogConfig
@@ -26,7 +26,7 @@ _RETRY_SECONDS: Final = 2.0
 
 
 @contextmanager
-def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
+def _writer(place: Target, remedy: str) -> Iterator[Changelog]:
     """The changelog open to write; it must be there, and be no snapshot. Raises `ConfigError`, or
     `ChangelogLocked` with this `remedy`.
     """
@@ -53,7 +53,7 @@ def _writer(place: Place, remedy: str) -> Iterator[Changelog]:
     writes=lambda options: True,
 )
 @click.option("--full", is_flag=True, help="Fold from the log's start, whatever the manifest says is folded.")
-def compact(place: Place, full: bool) -> None:
+def compact(place: Target, full: bool) -> None:
     """Fold every partition now, whatever its dirty ratio; also one that the cleaner has given up.
 
     With --full it repairs what `keyfold verify` has found to be folded wrongly.
@@ -79,7 +79,7 @@ def compact(place: Place, full: bool) -> None:
     place.show(lambda: document, lambda: _show_passes(passes, document))
 
 
-def _compact(place: Place, full: bool) -> list[dict[str, Any]]:
+def _compact(place: Target, full: bool) -> list[dict[str, Any]]:
     """What each pass did, whether this process made it or the one that writes."""
     request = Request(place.files, place.path, full=full)
     remedy = "set cleaner.threads to 1 there, or end that process and try again"
@@ -162,7 +162,7 @@ def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None
     "--at", metavar="COMMIT", help="With --add: the commit, as in restore; the last one without it."
 )
 @click.option("--drop", metavar="NAME", help="Let the commit of this name go.")
-def anchor(place: Place, add: str | None, at: str | None, drop: str | None) -> None:
+def anchor(place: Target, add: str | None, at: str | None, drop: str | None) -> None:
     """List the anchors, or add or drop one.
 
     An anchor keeps the exact state of a commit restorable, whatever is folded later. A commit whose state was
@@ -218,7 +218,7 @@ def _time(ms: int | None) -> str | None:
 @click.option("--to", metavar="PLACE", help="Write a snapshot there: a directory, or a URL.")
 @click.option("--at", metavar="COMMIT", help="With --to: the commit, as in restore; the last one without it.")
 @click.option("--clone-to", metavar="DIR", type=LocalPath(), help="Make a changelog of a snapshot.")
-def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None) -> None:
+def snapshot(place: Target, to: str | None, at: str | None, clone_to: Path | None) -> None:
     """Write a snapshot: a copy as of a commit, complete in itself and only to be read. Or make a changelog of
     one.
 
@@ -272,7 +272,7 @@ def snapshot(place: Place, to: str | None, at: str | None, clone_to: Path | None
     multiple=True,
     help="Change a setting. Can be given several times.",
 )
-def config(place: Place, changes: tuple[str, ...]) -> None:
+def config(place: Target, changes: tuple[str, ...]) -> None:
     """Show the settings of a changelog, or change some.
 
     The names are Kafka's. Sizes may be written as 64MiB, times as 24h. Each setting takes "default"; those
@@ -284,7 +284,7 @@ def config(place: Place, changes: tuple[str, ...]) -> None:
     known.with_changes(settings)
     if settings:
         with _writer(place, "give config= where that process opens it, or end it and try again") as log:
-            log.host.configure(settings)
+            log.engine.configure(settings)
             known = log.config
     defaults = LogConfig().named()
     document = {

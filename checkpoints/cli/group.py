@@ -23,17 +23,17 @@ from keyfold.statestore.errors import KeyfoldError
 
 #: Verb → the module that has it, and what it does; in the order in which they are of use.
 VERBS: Final = {
-    "stats": ("cli_inspect", "Show what a changelog is and how full it is."),
-    "ls": ("cli_inspect", "List the segment files that count."),
-    "verify": ("cli_inspect", "Check every checksum of everything that counts."),
-    "dump": ("cli_records", "Print records in log order, partition by partition."),
-    "get": ("cli_records", "Print the last value of a key."),
-    "tail": ("cli_records", "Print the last records of each partition."),
-    "compact": ("cli_change", "Fold every partition now."),
-    "anchor": ("cli_change", "List the anchors, or add or drop one."),
-    "snapshot": ("cli_change", "Write a snapshot, or make a changelog of one."),
-    "config": ("cli_change", "Show the settings of a changelog, or change some."),
-    "restore": ("cli_restore", "Write the state, one row per key."),
+    "stats": ("inspect", "Show what a changelog is and how full it is."),
+    "ls": ("inspect", "List the segment files that count."),
+    "verify": ("inspect", "Check every checksum of everything that counts."),
+    "dump": ("records", "Print records in log order, partition by partition."),
+    "get": ("records", "Print the last value of a key."),
+    "tail": ("records", "Print the last records of each partition."),
+    "compact": ("change", "Fold every partition now."),
+    "anchor": ("change", "List the anchors, or add or drop one."),
+    "snapshot": ("change", "Write a snapshot, or make a changelog of one."),
+    "config": ("change", "Show the settings of a changelog, or change some."),
+    "restore": ("restore", "Write the state, one row per key."),
 }
 
 
@@ -47,7 +47,7 @@ class _Keyfold(click.Group):
         if cmd_name not in VERBS:
             return None
         with importing():
-            module = import_module(f"keyfold.checkpoints.{VERBS[cmd_name][0]}")
+            module = import_module(f"keyfold.checkpoints.cli.{VERBS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

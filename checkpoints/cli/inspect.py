@@ -13,7 +13,7 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli.exits import DAMAGED
-from keyfold.checkpoints.cli.output import Place, out, progress, time_of, verb
+from keyfold.checkpoints.cli.output import Target, out, progress, time_of, verb
 from keyfold.checkpoints.cli.tables import facts, printable, sentence, table
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import Commit, State
@@ -78,7 +78,7 @@ def _has_open(files: Files, pid: int, path: Path) -> bool | None:
     "keyfold stats var/counts",
     "keyfold stats var/counts --json | jq '.totals.bytes'",
 )
-def stats(place: Place) -> None:
+def stats(place: Target) -> None:
     """Show what a changelog is and how full it is.
 
     Identity, writer, commits, the last batch and source position of each app, and per partition offsets,
@@ -92,7 +92,7 @@ def stats(place: Place) -> None:
         )
 
 
-def _stats(place: Place, log: Changelog) -> dict[str, Any]:
+def _stats(place: Target, log: Changelog) -> dict[str, Any]:
     state = log.state
     holder = lock_holder(place.files, place.path)
     partitions = [_partition(i, p) for i, p in enumerate(state.partitions)]
@@ -159,7 +159,7 @@ def _partition(number: int, p: PartitionState) -> dict[str, Any]:
     }
 
 
-def _store_bytes(place: Place) -> int:
+def _store_bytes(place: Target) -> int:
     """What last-value stores take on disk."""
     total = 0
     for name in place.files.list_directory(place.path):
@@ -241,7 +241,7 @@ def _shown_restorable(found: dict[str, Any]) -> str:
     "keyfold ls var/counts",
     "keyfold ls var/counts --json | jq -r '.files[].path'",
 )
-def ls(place: Place) -> None:
+def ls(place: Target) -> None:
     """List the segment files that count.
 
     Each is an Arrow IPC stream, and these together are the log: a file that is not listed does not exist,
@@ -276,7 +276,7 @@ def ls(place: Place) -> None:
     "keyfold verify var/counts",
     "keyfold verify var/counts --json | jq '.damages[].path'",
 )
-def verify(place: Place) -> None:
+def verify(place: Target) -> None:
     """Check every checksum of everything that counts.
 
     Identity, manifest, indexes and segments, whether they agree, and whether what was folded is folded. Goes

@@ -25,7 +25,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """What a verb works on, and how it answers.
 
     Attributes:
@@ -63,7 +63,7 @@ class LocalPath(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def verb(
     *examples: str, writes: Callable[[Mapping[str, Any]], object] = lambda options: False
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A verb of the command: the function gets a `Place` and the options declared below this decorator.
+    """A verb of the command: the function gets a `Target` and the options declared below this decorator.
 
     Its docstring is the help, with these example commands behind it. Where it `writes` with such options, a
     URL is refused before anything is asked of the store there.
@@ -82,7 +82,7 @@ def verb(
                 if writes(options):
                     _check_local(path)
                 files, root = located(path, None, local)
-                function(Place(root, files, as_json, path, local), **options)
+                function(Target(root, files, as_json, path, local), **options)
             except OSError as e:
                 if e.filename is None and not isinstance(e, BrokenPipeError):
                     e.filename = path  # a write to an open file does not say to which

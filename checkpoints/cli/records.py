@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli.exits import NO_VALUE
-from keyfold.checkpoints.cli.output import Place, json_of, out, text_of, time_from, time_of, verb
-from keyfold.checkpoints.log.reader import partition_state
+from keyfold.checkpoints.cli.output import Target, json_of, out, text_of, time_from, time_of, verb
 from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.resolve import partition_state
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import CompactedAway, ConfigError, SchemaMismatch
 from keyfold.statestore.schema.columns import Columns
@@ -33,7 +33,7 @@ LINES_AT_ONCE: Final = 1000
 class _Records:
     """Prints records, at most `limit` of them: a line of columns each, or of JSON."""
 
-    def __init__(self, place: Place, columns: Columns | None, limit: int | None = None) -> None:
+    def __init__(self, place: Target, columns: Columns | None, limit: int | None = None) -> None:
         self._as_json = place.as_json
         self._columns = columns
         self.left = limit
@@ -145,7 +145,7 @@ def _shown(content: dict[str, Any], name: str) -> str:
 @click.option("--to", type=int, help="Offset to stop before; needs one --partition.")
 @click.option("--limit", "-n", type=click.IntRange(min=0), help="At most so many records.")
 def dump(
-    place: Place, partition: tuple[int, ...], from_: int | None, to: int | None, limit: int | None
+    place: Target, partition: tuple[int, ...], from_: int | None, to: int | None, limit: int | None
 ) -> None:
     """Print records in log order, partition by partition.
 
@@ -188,7 +188,7 @@ def _partitions(log: Changelog, asked: Sequence[int]) -> list[int]:
 )
 @click.argument("key", nargs=-1, required=True)
 @click.option("--hex", "hexadecimal", is_flag=True, help="KEY is bytes, written in hexadecimal digits.")
-def get(place: Place, key: tuple[str, ...], hexadecimal: bool) -> None:
+def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
     """Print the last value of a key; exit code 1 where it has none.
 
     KEY is text. For typed columns give one KEY per key column, in the order that stats shows: numbers, true
@@ -270,7 +270,7 @@ def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
     "--lines", "-n", type=click.IntRange(min=0), default=10, show_default=True, help="Records per partition."
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is committed from now on, until Ctrl-C.")
-def tail(place: Place, partition: tuple[int, ...], lines: int, follow: bool) -> None:
+def tail(place: Target, partition: tuple[int, ...], lines: int, follow: bool) -> None:
     """Print the last records of each partition, in the form of dump.
 
     With --follow every later commit is printed as soon as it is durable. If the cleaner has dropped a delete
@@ -320,7 +320,7 @@ def _without(batches: list[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
     return kept
 
 
-def _check_no_gap(p: PartitionState, offset: int, place: Place, number: int) -> None:
+def _check_no_gap(p: PartitionState, offset: int, place: Target, number: int) -> None:
     if p.dropped_tombstone >= offset:
         raise CompactedAway(
             "A delete that was not printed yet is gone.", path=filenames.partition(place.path, number),

@@ -11,7 +11,7 @@ import click
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli.at import AT_HELP, at_from
-from keyfold.checkpoints.cli.output import LocalPath, Place, out, verb
+from keyfold.checkpoints.cli.output import LocalPath, Target, out, verb
 from keyfold.checkpoints.cli.records import LINES_AT_ONCE, contents
 from keyfold.checkpoints.cli.tables import on_terminal, sentence
 from keyfold.checkpoints.restore.export import FORMATS, export
@@ -33,7 +33,7 @@ from keyfold.statestore.errors import ConfigError
     help="DIR, FILE.parquet, FILE.arrow, FILE.csv, or -.",
 )
 @click.option("--at", metavar="POINT", help=AT_HELP)
-def restore(place: Place, to: Path, at: str | None) -> None:
+def restore(place: Target, to: Path, at: str | None) -> None:
     """Write the state, one row per key, to a store or a file.
 
     DIR becomes a new store (RocksDB; `open_store` reads it). FILE.parquet, FILE.arrow (Arrow IPC) and
@@ -71,7 +71,7 @@ def _print(state: RestoredState) -> None:
             out("\n".join(map(json.dumps, contents(batch.slice(start, LINES_AT_ONCE), state.columns))))
 
 
-def _exported(place: Place, state: RestoredState, to: Path) -> int:
+def _exported(place: Target, state: RestoredState, to: Path) -> int:
     try:
         return export(state, to, place.local)
     except OSError as e:
@@ -80,7 +80,7 @@ def _exported(place: Place, state: RestoredState, to: Path) -> int:
         raise
 
 
-def _check_target(place: Place, to: Path) -> bool:
+def _check_target(place: Target, to: Path) -> bool:
     """Whether it is a file. Raises `ConfigError` for an unknown form and for what is there already."""
     files, is_file = place.local, to.suffix in FORMATS
     if not is_file and to.suffix:
@@ -99,7 +99,7 @@ def _check_target(place: Place, to: Path) -> bool:
     return is_file
 
 
-def _to_store(place: Place, state: RestoredState, to: Path) -> int:
+def _to_store(place: Target, state: RestoredState, to: Path) -> int:
     existed = place.local.is_directory(to)
     try:
         store = state.to_store(to)

@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.checkpoints.compaction.key_index import HashKeys, Hold, LastKeys
+from keyfold.checkpoints.compaction.key_index import Hold, KeyHasher, KeyIndex
 from keyfold.checkpoints.compaction.offset_map import OffsetMap, Source
 from keyfold.checkpoints.compaction.tombstones import ExpiredTombstones, has_value
 from keyfold.statestore.keys.buffers import Ints
 from keyfold.statestore.keys.group_hash import group_hash
-from keyfold.statestore.keys.key_table import HeldKeys
+from keyfold.statestore.keys.key_table import KeyTable
 
 __all__ = ["FoldCounts", "OffsetMap", "compact", "compacted_pairs", "gathered", "last_per_key", "last_values"]
 
@@ -129,7 +129,7 @@ def compacted_pairs(
 def last_values(
     source: Source,
     unique_below: int = 0,
-    hash_keys: HashKeys = group_hash,
+    hash_keys: KeyHasher = group_hash,
     *,
     dirty: Source | None = None,
     deletes: bool = False,
@@ -172,15 +172,15 @@ def last_values(
         cursor.finish()
 
 
-def last_per_key(rows: Rows, hash_keys: HashKeys = group_hash) -> Rows:
+def last_per_key(rows: Rows, hash_keys: KeyHasher = group_hash) -> Rows:
     """The rows that are the last of their key, tombstones too, in order. `rows` needs a column `key`.
 
     Raises:
         ValueError: there are more rows than can be told apart, 2^32 or few less.
     """
     column = rows.column("key")
-    held = HeldKeys()
-    last = LastKeys(held, None, hash_keys)
+    held = KeyTable()
+    last = KeyIndex(held, None, hash_keys)
     for keys in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         last.add(keys)
     last.finish()
@@ -194,7 +194,7 @@ def last_per_key(rows: Rows, hash_keys: HashKeys = group_hash) -> Rows:
 class _Hashes:
     """The hashes of a batch's keys, computed when first asked for."""
 
-    def __init__(self, batch: pa.RecordBatch, hash_keys: HashKeys) -> None:
+    def __init__(self, batch: pa.RecordBatch, hash_keys: KeyHasher) -> None:
         self._batch = batch
         self._hash_keys = hash_keys
         self._hashes: npt.NDArray[np.int64] | None = None

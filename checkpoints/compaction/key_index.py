@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 
 from keyfold.statestore.keys.buffers import Bools, Ints, Words, neighbours_equal, pairs_equal
 from keyfold.statestore.keys.group_hash import group_hash
-from keyfold.statestore.keys.key_table import ArrayKeys, HeldKeys
+from keyfold.statestore.keys.key_table import ArrayKeys, KeyTable
 
-HashKeys: TypeAlias = Callable[[pa.Array], npt.NDArray[np.int64]]
+KeyHasher: TypeAlias = Callable[[pa.Array], npt.NDArray[np.int64]]
 #: Moves keys to where they may stay.
 Hold: TypeAlias = Callable[[pa.Array], pa.Array]
 
@@ -54,7 +54,7 @@ SMALL_ROWS: Final = 256
 _BUCKET_MAX: Final = 64
 
 
-class LastKeys:
+class KeyIndex:
     """Distinct keys and the last position of each.
 
     Args:
@@ -71,9 +71,9 @@ class LastKeys:
 
     def __init__(
         self,
-        held: HeldKeys,
+        held: KeyTable,
         capacity: int | None = None,
-        hash_keys: HashKeys = group_hash,
+        hash_keys: KeyHasher = group_hash,
         hold: Hold = lambda keys: keys,
     ) -> None:
         self._held = held

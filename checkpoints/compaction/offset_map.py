@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.checkpoints.compaction.key_index import BYTES_PER_KEY, HashKeys, Hold, LastKeys
+from keyfold.checkpoints.compaction.key_index import BYTES_PER_KEY, Hold, KeyHasher, KeyIndex
 from keyfold.statestore.keys.buffers import Ints
 from keyfold.statestore.keys.group_hash import group_hash
-from keyfold.statestore.keys.key_table import HeldKeys
+from keyfold.statestore.keys.key_table import KeyTable
 
 #: Gives the same batches each time it is called.
 Source: TypeAlias = Callable[[], Iterable[pa.RecordBatch]]
@@ -51,8 +51,8 @@ class OffsetMap:
     """
 
     def __init__(
-        self, first_dirty: int, end_offset: int, cuts: Sequence[int], head: LastKeys, kept: Numbers,
-        records: int, budget_bytes: int | None, hash_keys: HashKeys, *, complete: bool,
+        self, first_dirty: int, end_offset: int, cuts: Sequence[int], head: KeyIndex, kept: Numbers,
+        records: int, budget_bytes: int | None, hash_keys: KeyHasher, *, complete: bool,
     ) -> None:  # fmt: skip
         self.first_dirty = first_dirty
         self.end_offset = end_offset
@@ -60,7 +60,7 @@ class OffsetMap:
         self.budget_bytes = budget_bytes
         self.hash_keys = hash_keys
         self.distinct_keys = len(kept)
-        self._head: LastKeys | None = head
+        self._head: KeyIndex | None = head
         self.complete = complete
         self.cuts = tuple(cuts)
         self._head_start = max((a for a in cuts if a <= first_dirty), default=0)
@@ -73,7 +73,7 @@ class OffsetMap:
         first_dirty: int,
         anchors: Sequence[int],
         budget_bytes: int | None,
-        hash_keys: HashKeys = group_hash,
+        hash_keys: KeyHasher = group_hash,
         *,
         dirty_end: int | None = None,
         hold: Hold = lambda keys: keys,
@@ -135,9 +135,9 @@ class OffsetMap:
 class Cursor:
     """Goes over all records of a log from its start; says of each batch which are not obsolete."""
 
-    def __init__(self, offset_map: OffsetMap, head: LastKeys, head_start: int, kept: Numbers) -> None:
+    def __init__(self, offset_map: OffsetMap, head: KeyIndex, head_start: int, kept: Numbers) -> None:
         self._map = offset_map
-        self._head: LastKeys | None = head
+        self._head: KeyIndex | None = head
         self._head_start = head_start
         self._kept = kept
         self._seen = 0
@@ -187,13 +187,13 @@ class Cursor:
 class _Pieces:
     """The dirty section, cut at anchors: the last keys of each interval."""
 
-    def __init__(self, capacity: int | None, hash_keys: HashKeys, hold: Hold, cuts: list[int]) -> None:
-        self._held = HeldKeys()
+    def __init__(self, capacity: int | None, hash_keys: KeyHasher, hold: Hold, cuts: list[int]) -> None:
+        self._held = KeyTable()
         self._hash_keys = hash_keys
         self._hold = hold
         self._left = capacity
         self._cuts = cuts
-        self._piece = LastKeys(self._held, capacity, hash_keys, hold)
+        self._piece = KeyIndex(self._held, capacity, hash_keys, hold)
         self._number = 0
         self._head = self._piece
         self._kept: list[Numbers] = []
@@ -210,7 +210,7 @@ class _Pieces:
                     return False
                 self._settle()
                 self._number = number
-                self._piece = LastKeys(self._held, self._left, self._hash_keys, self._hold)
+                self._piece = KeyIndex(self._held, self._left, self._hash_keys, self._hold)
             stop = len(offsets)
             if number < len(self._cuts):
                 stop = int(np.searchsorted(offsets, self._cuts[number]))
@@ -220,7 +220,7 @@ class _Pieces:
         self.last_offset = int(offsets[-1])
         return True
 
-    def finish(self) -> tuple[LastKeys, Numbers, int, bool]:
+    def finish(self) -> tuple[KeyIndex, Numbers, int, bool]:
         """The first interval's keys, the numbers of the records that stay, how many it covers, if all."""
         self._piece.finish()
         self._settle()

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.checkpoints.compaction.key_index import BYTES_PER_KEY, HashKeys, Hold, LastKeys
+from keyfold.checkpoints.compaction.key_index import BYTES_PER_KEY, Hold, KeyHasher, KeyIndex
 from keyfold.checkpoints.compaction.offset_map import Source, offsets_of
 from keyfold.statestore.keys.buffers import Bools, Ints
-from keyfold.statestore.keys.key_table import HeldKeys
+from keyfold.statestore.keys.key_table import KeyTable
 
 _NONE: Final = np.iinfo(np.int64).max
 #: Beside an entry of the map, the offset of a key's first kept value.
@@ -50,14 +50,14 @@ class ExpiredTombstones:
 
     def __init__(
         self, source: Source, above: int, below: int, cuts: Sequence[int], budget_bytes: int | None,
-        hash_keys: HashKeys, hold: Hold,
+        hash_keys: KeyHasher, hold: Hold,
     ) -> None:  # fmt: skip
         self._above = above
         self._below = below
         self._source = source
         capacity = None if budget_bytes is None else max(1, budget_bytes // _BYTES_PER_KEY)
-        held = HeldKeys()
-        self._keys = LastKeys(held, capacity, hash_keys, hold)
+        held = KeyTable()
+        self._keys = KeyIndex(held, capacity, hash_keys, hold)
         for _, keys in self._tombstones():
             if not self._keys.add(keys):
                 break

@@ -7,20 +7,17 @@ removes it. When its process has died, the next writer or standby removes it.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from keyfold.checkpoints.log.dead_standbys import remove_dead_standbys, remove_store
 from keyfold.checkpoints.log.reader_marks import new_lock
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.statestore import filenames
 from keyfold.statestore.files import Files, OpenFile
 
-log = logging.getLogger("keyfold")
 
-
-class StorePlace(ABC):
+class StoreDirs(ABC):
     """The directory of a store."""
 
     @abstractmethod
@@ -36,7 +33,7 @@ class StorePlace(ABC):
         return
 
 
-class BesideTheLog(StorePlace):
+class WriterStoreDirs(StoreDirs):
     """The writer's own. Both methods raise `WriterFenced` unless it is provably the writer, see `ownership`:
     then all stores of lower epochs are those of earlier writers, and nobody else uses or removes them.
     """
@@ -66,13 +63,13 @@ class BesideTheLog(StorePlace):
         self._writer.ownership.prove()
 
 
-class Aside(StorePlace):
+class StandbyStoreDirs(StoreDirs):
     """A standby's. Raises `OSError` where nothing can be written."""
 
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
         files.make_directory(root / filenames.WORK, below=root)
-        remove_dead(files, root)
+        remove_dead_standbys(files, root)
         self._lock: OpenFile | None
         # Before the directory: one without a lock has no owner.
         identifier, self._lock = new_lock(files, lambda i: filenames.standby_lock(root, i))
@@ -89,27 +86,4 @@ class Aside(StorePlace):
         lock, self._lock = self._lock, None
         # In a process that was forked from the standby's there is no lock.
         if lock is not None and lock.fd >= 0:
-            _remove(self._files, self._directory, lock)
-
-
-def remove_dead(files: Files, root: Path) -> None:
-    """Remove what standbys left that were killed."""
-    found = {filenames.standby_id(name) for name in files.list_directory(root / filenames.WORK)}
-    for identifier in sorted(i for i in found if i is not None):
-        with contextlib.suppress(OSError):
-            held = files.lock(filenames.standby_lock(root, identifier))
-            if held is not None:
-                log.info("changelog %s: the stores of a standby that has died are removed", root)
-                _remove(files, filenames.standby(root, identifier), held)
-
-
-def _remove(files: Files, directory: Path, lock: OpenFile) -> None:
-    """What cannot be removed now is left to the next one that looks. The lock goes last, because a directory
-    without a lock is nobody's.
-    """
-    try:
-        files.remove_tree(directory)
-        with contextlib.suppress(OSError):
-            files.unlink(lock.path)
-    finally:
-        files.close(lock)
+            remove_store(self._files, self._directory, lock)

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from keyfold.checkpoints.compaction.fold import last_per_key
-from keyfold.checkpoints.lastvalues.directories import StorePlace
+from keyfold.checkpoints.lastvalues.directories import StoreDirs
 from keyfold.checkpoints.log import reader
-from keyfold.checkpoints.manifest.identity import Identity as LogIdentity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
@@ -28,7 +28,7 @@ from keyfold.statestore.files import Files
 from keyfold.statestore.kv.api import joined
 from keyfold.statestore.rocksdb.database import Database
 from keyfold.statestore.rocksdb.format import stored_keys
-from keyfold.statestore.rocksdb.store import Identity, LastValues, StoreUnusable, apply_together
+from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable, apply_together
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 
 log = logging.getLogger("keyfold")
@@ -52,7 +52,7 @@ class Followed(Protocol):
     @property
     def root(self) -> Path: ...
     @property
-    def identity(self) -> LogIdentity: ...
+    def identity(self) -> ChangelogMeta: ...
     @property
     def state(self) -> State: ...
 
@@ -71,7 +71,7 @@ class KeptStores:
             `ready`, and sees the same number before that and after, has read last values.
     """
 
-    def __init__(self, followed: Followed, place: StorePlace) -> None:
+    def __init__(self, followed: Followed, place: StoreDirs) -> None:
         self.clearings = 0
         self._followed = followed
         self._place = place
@@ -122,7 +122,7 @@ class KeptStores:
         """
         if store.applied > p.end or store.identity.generation != p.generation:
             return True
-        missed_delete = p.dropped_at > self._seen[number] and reader.misses_delete(p, store.applied)
+        missed_delete = p.dropped_at > self._seen[number] and p.may_miss_delete(store.applied)
         return missed_delete or (store.applied > self._started_at[number] < p.start)
 
     # -- following ---------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class KeptStores:
                 raise database.refused(uuid, other.changelog)
             stores = []
             for number, p in enumerate(state.partitions):
-                identity, applied = folds.get(number, (Identity(uuid, number, p.generation), 0))
+                identity, applied = folds.get(number, (StoreId(uuid, number, p.generation), 0))
                 stores.append(LastValues(database, identity, applied))
                 self._seen[number] = -1
                 self._started_at[number] = 0 if p.start == 0 or applied == 0 else -1
@@ -251,7 +251,7 @@ class KeptStores:
             self._place.prove()
             database.destroy()
 
-    def move(self, followed: Followed, place: StorePlace) -> None:
+    def move(self, followed: Followed, place: StoreDirs) -> None:
         """Follow another one of the same log, with the same stores in another place."""
         database, before = self._database, self._place
         self.clearings += 1

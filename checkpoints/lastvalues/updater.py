@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from keyfold.checkpoints.lastvalues.current import CurrentValues
-from keyfold.checkpoints.lastvalues.directories import BesideTheLog, StorePlace
+from keyfold.checkpoints.lastvalues.directories import StoreDirs, WriterStoreDirs
 from keyfold.checkpoints.lastvalues.stores import Followed, KeptStores
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.state import State
@@ -36,7 +36,7 @@ _LOOK_SECONDS: Final = 1.0
 _READS_MAX: Final = 3
 
 
-class Keeper:
+class StateUpdater:
     """The last values of all partitions. One thread applies; who reads waits until it has reached the present
     commit.
 
@@ -50,7 +50,7 @@ class Keeper:
     """
 
     def __init__(
-        self, followed: Followed, place: StorePlace, *, eager: bool, linger_seconds: float = _LINGER_SECONDS
+        self, followed: Followed, place: StoreDirs, *, eager: bool, linger_seconds: float = _LINGER_SECONDS
     ) -> None:
         self._followed = followed
         self._kept = KeptStores(followed, place)
@@ -65,7 +65,7 @@ class Keeper:
         #: what keeps the stores from going on, until they have, and how often they could not
         self._failure: BaseException | None = None
         self._failures = 0
-        self._rests_until = 0.0
+        self._retry_at = 0.0
         self._stop = False
         self._changed = threading.Condition()
         #: held while stores are brought to a state
@@ -79,10 +79,10 @@ class Keeper:
             self._notice(followed.state)
 
     @classmethod
-    def of_writer(cls, writer: Writer) -> Keeper:
+    def of_writer(cls, writer: Writer) -> StateUpdater:
         """The keeper of a writer, which goes on with the stores of the writer before."""
         eager = "compact" in writer.identity.config.cleanup_policy
-        return cls(writer, BesideTheLog(writer), eager=eager)
+        return cls(writer, WriterStoreDirs(writer), eager=eager)
 
     # -- for readers -------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Keeper:
         """
         self._halt()
         self._followed, self._linger_seconds = writer, _LINGER_SECONDS
-        self._kept.move(writer, BesideTheLog(writer))
+        self._kept.move(writer, WriterStoreDirs(writer))
         self._failure, self._stop = None, False
         writer.on_change(self._notice)
         with self._changed:
@@ -278,7 +278,7 @@ class Keeper:
     def _notice(self, state: State) -> None:
         if self._eager and self._behind_since is None and not self._stop:
             now = time.monotonic()
-            if now >= self._rests_until:
+            if now >= self._retry_at:
                 with self._changed:
                     self._behind_since = now
                     self._start()
@@ -314,7 +314,7 @@ class Keeper:
                 self._failure = e
                 self._failures += 1
                 self._behind_since = None
-                self._rests_until = time.monotonic() + _REST_SECONDS
+                self._retry_at = time.monotonic() + _REST_SECONDS
                 self._thread = None
                 self._changed.notify_all()
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 from keyfold.checkpoints.log.descriptors import is_too_many, too_many_files
 from keyfold.checkpoints.log.ownership import Ownership
 from keyfold.checkpoints.manifest.config import LogConfig
-from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.segment_lines import Line, piece_line
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
@@ -25,7 +25,7 @@ from keyfold.statestore.segment.writer import Block, Segment, SegmentWriter
 T = TypeVar("T")
 
 #: Given the offset of the first record, the blocks that a batch adds to one partition, in order.
-Blocks = Callable[[int], Iterable[Block]]
+BlockFactory = Callable[[int], Iterable[Block]]
 
 NOTHING_COUNTS: Final = "nothing of this batch counts"
 
@@ -33,7 +33,7 @@ NOTHING_COUNTS: Final = "nothing of this batch counts"
 class _Writer(Protocol):
     files: Files
     root: Path
-    identity: Identity
+    identity: ChangelogMeta
     state: State
     ownership: Ownership
     clock_ms: Callable[[], int]
@@ -81,7 +81,7 @@ class ActiveSegments:
         directory = filenames.partition(writer.root, partition)
         return SegmentWriter(writer.files, directory, name, base, writer.clock_ms())
 
-    def append(self, parts: Mapping[int, Blocks]) -> dict[int, list[Line]]:
+    def append(self, parts: Mapping[int, BlockFactory]) -> dict[int, list[Line]]:
         """Blocks into the active segments, synced; returns what the commit line says of each partition.
 
         Raises:
@@ -114,7 +114,7 @@ class ActiveSegments:
                     writer.files.make_directory(directory, below=writer.root)
             writer.files.sync_directory(writer.root)
 
-    def _append(self, partition: int, blocks: Blocks) -> list[Line]:
+    def _append(self, partition: int, blocks: BlockFactory) -> list[Line]:
         p = self._writer.state.partitions[partition]
         # Only the last segment can be one that is appended to.
         named = p.segments[-1].name if p.segments else ""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from keyfold.checkpoints.log.tabular import Tabular, table_of
-from keyfold.checkpoints.log.writer import Blocks
+from keyfold.checkpoints.log.writer import BlockFactory
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keys.partitioner import partitions_of
 from keyfold.statestore.schema.columns import Columns
@@ -33,12 +33,12 @@ from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 
 __all__ = [
     "Tabular",
-    "checked",
+    "assign_offsets",
     "digest",
     "given_timestamps",
+    "normalize",
     "null_key",
-    "partitioned",
-    "place",
+    "partition_blocks",
     "table_of",
 ]
 
@@ -48,7 +48,7 @@ _SLICE_ROWS: Final = 1 << 17
 _INT32_MAX: Final = (1 << 31) - 1
 
 
-def checked(data: Tabular, now_ms: int, columns: Columns | None = None) -> list[pa.RecordBatch]:
+def normalize(data: Tabular, now_ms: int, columns: Columns | None = None) -> list[pa.RecordBatch]:
     """The rows of `data` with columns key, value, timestamp, headers, in order; a missing timestamp (null, or
     -1 ms as in Kafka) is `now_ms`.
 
@@ -175,9 +175,9 @@ def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
     return offsets, memoryview(data)[int(offsets[0]) : int(offsets[-1])]
 
 
-def partitioned(
+def partition_blocks(
     batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None, pool: Executor
-) -> dict[int, Blocks]:
+) -> dict[int, BlockFactory]:
     """For each partition that gets records: a function that makes its blocks, given the first offset."""
     if partitions == 1:
         rows: list[list[npt.NDArray[np.intp] | None]] = [[None] for _ in batches]
@@ -210,7 +210,7 @@ def _blocks(
             part = batch if indices is None else batch.take(pa.array(indices)) if len(indices) else None
             if part is None or part.num_rows == 0:
                 continue
-            placed = place(part, offset)
+            placed = assign_offsets(part, offset)
             offset += part.num_rows
             for piece in split(placed):
                 yield block_of(piece, encode(piece, compression))
@@ -218,7 +218,7 @@ def _blocks(
     return blocks
 
 
-def place(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+def assign_offsets(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
     """Records from rows with key, value, timestamp and headers: their offsets are `offset`, `offset` + 1,
     …
     """

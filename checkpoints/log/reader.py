@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.resolve import partition_state
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import CompactedAway, ConfigError, StorageFailed
@@ -90,52 +90,6 @@ def read_partition(
             remedy="read from an offset that exists, or wait until it is committed",
         )
     return read_segments(files, filenames.partition(root, partition), p.segments, offset, to)
-
-
-def partition_state(state: State, root: Path, partition: int) -> PartitionState:
-    if not 0 <= partition < len(state.partitions):
-        raise ConfigError(
-            "There is no such partition.", path=root, expected=f"0 to {len(state.partitions) - 1}",
-            found=partition, remedy="correct `partition=`",
-        )  # fmt: skip
-    return state.partitions[partition]
-
-
-def unique_below_of(p: PartitionState) -> int:
-    """How far passes have come, or the first anchor inside the clean section: below, no key occurs twice."""
-    return min((p.unique_end, *p.splits))
-
-
-def misses_delete(p: PartitionState, offset: int, to: int | None = None) -> bool:
-    """Whether who has read up to `offset`, and goes on there up to `to`, may miss the delete of a key that it
-    has seen.
-
-    Its tombstone came later and is gone. From the log's start on there is nothing to miss.
-
-    Args:
-        to: a position at which the state is exact; None for the log's end.
-    """
-    return 0 < offset <= last_dropped(p, to)
-
-
-def last_dropped(p: PartitionState, to: int | None = None) -> int:
-    """The highest offset below `to` of a tombstone that is gone, -1 for none; `to` as for `misses_delete`."""
-    return max((x for x in p.dropped_tombstones if to is None or x < to), default=-1)
-
-
-def check_following(state: State, root: Path, partition: int, offset: int, to: int | None = None) -> None:
-    """Raises `CompactedAway` where following from `offset` up to `to` would miss a delete."""
-    p = partition_state(state, root, partition)
-    if misses_delete(p, offset, to):
-        raise CompactedAway(
-            "A delete after this position was compacted away.",
-            path=filenames.partition(root, partition),
-            position=f"partition {partition}, offset {offset}",
-            expected=f"an offset above {last_dropped(p, to)}, the last delete that was dropped",
-            found=offset,
-            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
-            "leaves more time",
-        )
 
 
 class Records(Iterator[pa.RecordBatch]):

@@ -18,14 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints.lastvalues.directories import remove_dead
+from keyfold.checkpoints.log.dead_standbys import remove_dead_standbys
 from keyfold.checkpoints.log.descriptors import is_too_many, raise_limit, too_many_files
 from keyfold.checkpoints.log.ownership import Ownership, highest_epoch, journal_epochs, remove_journals_below
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest import state as states
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.idempotence import is_app
-from keyfold.checkpoints.manifest.identity import Identity, read_identity, remove_unfinished, replace_identity
+from keyfold.checkpoints.manifest.identity import (
+    ChangelogMeta,
+    read_identity,
+    remove_unfinished,
+    replace_identity,
+)
 from keyfold.checkpoints.manifest.journal import (
     JournalWriter,
     Loaded,
@@ -54,10 +59,10 @@ _LOADS_MAX: Final = 100
 
 
 @dataclass(frozen=True)
-class Creation:
+class NewChangelog:
     """What a new changelog gets that an existing one has already.
 
-    `app` is the `Identity.app` of one that it is a copy of; by default it gets the directory's name.
+    `app` is the `ChangelogMeta.app` of one that it is a copy of; by default it gets the directory's name.
     """
 
     partitions: int
@@ -69,7 +74,7 @@ class Creation:
 def open_writer(
     files: Files,
     root: Path,
-    creation: Creation | None,
+    creation: NewChangelog | None,
     clock_ms: Callable[[], int],
     *,
     steal: bool,
@@ -202,7 +207,7 @@ def _claim(files: Files, root: Path) -> tuple[int, JournalWriter]:
 
 
 def _create(
-    files: Files, root: Path, creation: Creation, ownership: Ownership, clock_ms: Callable[[], int]
+    files: Files, root: Path, creation: NewChangelog, ownership: Ownership, clock_ms: Callable[[], int]
 ) -> Writer:
     """`changelog.json` comes last: without it there is no changelog, and whatever is there is begun anew.
 
@@ -219,7 +224,9 @@ def _create(
         remove_unfinished(files, root, epoch + 1)
         ownership.sign(epoch)
         app = creation.app or _app_of(root)
-        identity = Identity(uuid.uuid4().hex, creation.partitions, creation.columns, creation.config, app)
+        identity = ChangelogMeta(
+            uuid.uuid4().hex, creation.partitions, creation.columns, creation.config, app
+        )
         empty = states.empty(creation.partitions, epoch)
         state = begin_journal(
             journal, empty, epoch, identity, lambda: _check_first(ownership, root, epoch, journal)
@@ -272,7 +279,7 @@ def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[
         remove_journals_below(files, root, epoch, ownership.directory)
         writer.garbage.add(state.n, _unnamed(files, root, state))
         writer.garbage.collect()
-        remove_dead(files, root)
+        remove_dead_standbys(files, root)
     except BaseException:
         journal.close()
         raise
@@ -298,7 +305,7 @@ def _take_back(files: Files, root: Path, ownership: Ownership, epoch: int, journ
     journal.close()
 
 
-def _newest_journal(files: Files, root: Path, below: int, identity: Identity) -> Loaded:
+def _newest_journal(files: Files, root: Path, below: int, identity: ChangelogMeta) -> Loaded:
     for epoch in reversed(journal_epochs(files, root)):
         if epoch < below:
             # One that vanishes was taken back, or removed by somebody with a higher claim than this one.
@@ -315,7 +322,7 @@ def _newest_journal(files: Files, root: Path, below: int, identity: Identity) ->
     )  # fmt: skip
 
 
-def _check_partitions(root: Path, state: State, identity: Identity) -> None:
+def _check_partitions(root: Path, state: State, identity: ChangelogMeta) -> None:
     if len(state.partitions) != identity.partitions:
         raise Damaged(
             "The manifest and the identity disagree.", path=root / filenames.IDENTITY,

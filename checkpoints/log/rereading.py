@@ -80,7 +80,7 @@ def state_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
 
-    `unique_below`: no two records below that offset have the same key, see `reading.unique_below_of`.
+    `unique_below`: no two records below that offset have the same key, see `PartitionState.unique_below`.
     """
     chosen, below = selection or Selection(), min(unique_below, end)
     with Rereading(files, directory, segments) as read:

@@ -19,7 +19,7 @@ from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
 Pace: TypeAlias = Callable[[int], None]
 
 
-def copied(
+def rewrite_segments(
     writer: Writer,
     number: int,
     group: tuple[Segment, ...],
@@ -31,7 +31,7 @@ def copied(
     group covered.
 
     Args:
-        made: gets every file that is begun, for `abandon` where nothing comes of it.
+        made: gets every file that is begun, for `discard_segments` where nothing comes of it.
 
     Raises:
         OSError, and whatever `kept` and `pace` raise.
@@ -59,7 +59,7 @@ def copied(
     return [replace(s, created_ms=created) for s in sealed]
 
 
-def abandon(made: Iterable[SegmentWriter]) -> None:
+def discard_segments(made: Iterable[SegmentWriter]) -> None:
     """Remove what `copied` has begun and no manifest line names."""
     for segment in made:
         with contextlib.suppress(OSError):

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints.log.active_segments import NOTHING_COUNTS, ActiveSegments, Blocks
+from keyfold.checkpoints.log.active_segments import NOTHING_COUNTS, ActiveSegments, BlockFactory
 from keyfold.checkpoints.log.descriptors import Reserve
 from keyfold.checkpoints.log.ownership import Ownership, remove_journals_below
 from keyfold.checkpoints.log.reader_marks import Garbage
 from keyfold.checkpoints.manifest import state as states
-from keyfold.checkpoints.manifest.identity import Identity, replace_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, replace_identity
 from keyfold.checkpoints.manifest.journal import JournalWriter, begin_journal
 from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import Commit, State
@@ -30,7 +30,7 @@ from keyfold.statestore.errors import StorageFailed, WriterFenced
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.writer import SegmentWriter
 
-__all__ = ["Batch", "Blocks", "Writer"]
+__all__ = ["Batch", "BlockFactory", "Writer"]
 
 log = logging.getLogger("keyfold")
 
@@ -70,7 +70,7 @@ class Writer:
         self,
         files: Files,
         root: Path,
-        identity: Identity,
+        identity: ChangelogMeta,
         ownership: Ownership,
         journal: JournalWriter,
         state: State,
@@ -138,7 +138,7 @@ class Writer:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def commit(self, parts: Mapping[int, Blocks], batch: Batch) -> Commit:
+    def commit(self, parts: Mapping[int, BlockFactory], batch: Batch) -> Commit:
         """Make one micro-batch durable and visible; returns when it is both.
 
         Raises:
@@ -192,7 +192,7 @@ class Writer:
         """A new file beside other segments of a partition; it does not exist until a line names it."""
         return self._active.begin(partition, base)
 
-    def replace_identity(self, identity: Identity) -> None:
+    def replace_identity(self, identity: ChangelogMeta) -> None:
         """Replace `changelog.json`, as long as nobody has taken over."""
         with self.exclusive:
             own = self.ownership

@@ -118,7 +118,7 @@ def _earlier(state: State, last: Commit, batch: int) -> Commit:
 
 
 @dataclass(frozen=True)
-class StreamBatch:
+class SourceBatch:
     """A micro-batch of a streaming query: `source` is where it ends, `previous` where the batch before it
     ended.
 
@@ -152,7 +152,7 @@ class Reset:
     accept_replay: bool = False
 
 
-def admits_stream(state: State, changelog: str, app: str, b: StreamBatch, reset: Reset) -> bool:
+def admits_stream(state: State, changelog: str, app: str, b: SourceBatch, reset: Reset) -> bool:
     """True where the batch is new, False where it was applied already.
 
     Args:
@@ -192,7 +192,7 @@ def admits_stream(state: State, changelog: str, app: str, b: StreamBatch, reset:
     return True
 
 
-def _gap(b: StreamBatch, last: Commit) -> BatchConflict:
+def _gap(b: SourceBatch, last: Commit) -> BatchConflict:
     """Records were read between the last commit and this batch. Without any, the positions are equal."""
     lost = "the checkpoint is not the one of that commit: delete it and start from resume(...)"
     missing = range(last.batch + 1, b.batch)
@@ -210,7 +210,7 @@ def _gap(b: StreamBatch, last: Commit) -> BatchConflict:
     )  # fmt: skip
 
 
-def _check_reset(state: State, changelog: str, b: StreamBatch, last: Commit, reset: Reset) -> None:
+def _check_reset(state: State, changelog: str, b: SourceBatch, last: Commit, reset: Reset) -> None:
     if reset.on_reset == "append":
         return
     if reset.on_reset == "restore":

@@ -28,7 +28,7 @@ PARTITIONS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Identity:
+class ChangelogMeta:
     """What `changelog.json` says.
 
     Attributes:
@@ -79,7 +79,7 @@ def check_partitions(partitions: object) -> int:
     )  # fmt: skip
 
 
-def check_same_partitions(root: Path, identity: Identity, partitions: int | None) -> None:
+def check_same_partitions(root: Path, identity: ChangelogMeta, partitions: int | None) -> None:
     if partitions is not None and partitions != identity.partitions:
         raise ConfigError(
             "The number of partitions of a changelog cannot change.", path=root, expected=identity.partitions,
@@ -88,7 +88,7 @@ def check_same_partitions(root: Path, identity: Identity, partitions: int | None
         )  # fmt: skip
 
 
-def read_identity(files: Files, root: Path) -> Identity:
+def read_identity(files: Files, root: Path) -> ChangelogMeta:
     """What the changelog at `root` is.
 
     Raises:
@@ -121,7 +121,7 @@ def read_identity(files: Files, root: Path) -> Identity:
         config = LogConfig().with_changes(fields["config"])
         snapshot = bool(fields.get("snapshot", False))
         uuid, app = str(fields["uuid"]), str(fields["app"])
-        return Identity(uuid, int(fields["partitions"]), columns, config, app, snapshot)
+        return ChangelogMeta(uuid, int(fields["partitions"]), columns, config, app, snapshot)
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise Damaged(
             "The identity of a changelog is not as it was written.", path=path, position="byte 0",
@@ -131,7 +131,7 @@ def read_identity(files: Files, root: Path) -> Identity:
         ) from e  # fmt: skip
 
 
-def write_identity(files: Files, root: Path, identity: Identity) -> None:
+def write_identity(files: Files, root: Path, identity: ChangelogMeta) -> None:
     """Replace `changelog.json`, whole or not at all.
 
     Where a store may show a part of it when this process dies, `changelog.json.tmp` holds all of it first.
@@ -161,7 +161,7 @@ def _whole(files: Files, path: Path, raw: bytes) -> bytes:
 
 
 def replace_identity(
-    files: Files, root: Path, identity: Identity, epoch: int, prove: Callable[[], None]
+    files: Files, root: Path, identity: ChangelogMeta, epoch: int, prove: Callable[[], None]
 ) -> None:
     """Replace the `changelog.json` of a changelog by the writer with this epoch.
 

@@ -25,7 +25,7 @@ from typing import Final
 from crc32c import crc32c
 
 from keyfold.checkpoints.manifest import state as states
-from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
@@ -149,7 +149,7 @@ def begin_journal(
     journal: JournalWriter,
     state: State,
     epoch: int,
-    identity: Identity,
+    identity: ChangelogMeta,
     prove: Callable[[], None] = lambda: None,
     *,
     only: bool = False,

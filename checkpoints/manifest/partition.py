@@ -11,7 +11,7 @@ from keyfold.statestore.segment.writer import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class CleanMark:
     """A cleaner pass came to its end, `clean_end`, at `time_ms`: it dates the tombstones below."""
 
     clean_end: int
@@ -58,7 +58,7 @@ class PartitionState:
     end: int = 0
     clean_end: int = 0
     unique_end: int = 0
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[CleanMark, ...] = ()
     splits: tuple[int, ...] = ()
     swept_end: int = 0
     dropped_tombstones: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ class PartitionState:
             segments=tuple(sorted((*added, *rest), key=lambda s: (s.base, s.next))),
             clean_end=line["clean_end"],
             unique_end=line["unique_end"],
-            passes=tuple(Pass(*x) for x in line["passes"]),
+            passes=tuple(CleanMark(*x) for x in line["passes"]),
             splits=tuple(line["splits"]),
             swept_end=line.get("swept_end", 0),
             dropped_tombstones=_dropped_from(line),
@@ -139,11 +139,30 @@ class PartitionState:
             end=end,
             clean_end=min(self.clean_end, end),
             unique_end=min(self.unique_end, end),
-            passes=tuple(Pass(*x) for x in sorted(passes.items())),
+            passes=tuple(CleanMark(*x) for x in sorted(passes.items())),
             splits=tuple(x for x in self.splits if x < end),
             swept_end=min(self.swept_end, end),
             dropped_tombstones=tuple(x for x in self.dropped_tombstones if x < end),
         )
+
+    @property
+    def unique_below(self) -> int:
+        """How far passes have come, or the first split below that: no key occurs twice before it."""
+        return min((self.unique_end, *self.splits))
+
+    def may_miss_delete(self, offset: int, to: int | None = None) -> bool:
+        """Whether a reader that goes on from `offset` to `to` may miss the delete of a key that it has seen.
+
+        The tombstone came later and is gone. From the start of the log there is nothing to miss.
+
+        Args:
+            to: an offset at which the state is exact; None for the end of the log.
+        """
+        return 0 < offset <= self.last_dropped(to)
+
+    def last_dropped(self, to: int | None = None) -> int:
+        """The highest offset below `to` of a tombstone that is gone, -1 for none."""
+        return max((x for x in self.dropped_tombstones if to is None or x < to), default=-1)
 
 
 def highest_between(splits: Iterable[int], offsets: Iterable[int]) -> tuple[int, ...]:
@@ -176,7 +195,7 @@ def partition_from(line: Line) -> PartitionState:
         end=line["end"],
         clean_end=line["clean_end"],
         unique_end=line["unique_end"],
-        passes=tuple(Pass(*x) for x in line["passes"]),
+        passes=tuple(CleanMark(*x) for x in line["passes"]),
         splits=tuple(line["splits"]),
         swept_end=line.get("swept_end", 0),
         dropped_tombstones=_dropped_from(line),

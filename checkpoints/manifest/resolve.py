@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.manifest.idempotence import checked_app, checked_batch
+from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import Commit, State
-from keyfold.statestore import arguments
+from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import CompactedAway, ConfigError
 
 #: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, a time, or an end offset for every
@@ -18,7 +18,7 @@ from keyfold.statestore.errors import CompactedAway, ConfigError
 At: TypeAlias = "int | tuple[str, int] | str | datetime.datetime | Mapping[int, int] | None"
 
 
-def ends_at(state: State, root: Path, at: At) -> tuple[int, ...]:
+def resolve_ends(state: State, root: Path, at: At) -> tuple[int, ...]:
     """The end offset of every partition as of `at`. Raises `CompactedAway`, `ConfigError`."""
     if at is None:
         return state.ends
@@ -72,19 +72,19 @@ def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int,
     return tuple(at[n] for n in range(len(state.partitions)))
 
 
-def since_at(state: State, root: Path, since: At, to: tuple[int, ...]) -> tuple[int, ...]:
+def resolve_since(state: State, root: Path, since: At, to: tuple[int, ...]) -> tuple[int, ...]:
     """Where every partition ended at a point after which the changes are wanted, up to the end offsets `to`.
     Its own state need not be exact. Raises `CompactedAway` where a delete between the two is gone, or the log
     begins later.
     """
     if isinstance(since, str) or since is None:
-        ends = ends_at(state, root, since)
+        ends = resolve_ends(state, root, since)
     elif isinstance(since, Mapping):
         ends = _checked_ends(state, root, since)
     else:
         ends = commit_at(state, root, since).ends
     for number, (end, p) in enumerate(zip(ends, state.partitions, strict=True)):
-        reader.check_following(state, root, number, end, to[number])
+        check_no_missed_delete(state, root, number, end, to[number])
         if end < p.start:
             raise CompactedAway(
                 "The log begins later than that.", path=root, position=f"partition {number}, offset {end}",
@@ -180,7 +180,7 @@ def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
     )
 
 
-def exact_commit(state: State, root: Path, at: At) -> Commit:
+def resolve_commit(state: State, root: Path, at: At) -> Commit:
     """The commit that `at` means, whose state is exact; None means the last one.
 
     Raises:
@@ -194,7 +194,7 @@ def exact_commit(state: State, root: Path, at: At) -> Commit:
             found="offsets" if isinstance(at, Mapping) else "a changelog without commits",
             remedy="name a commit" if isinstance(at, Mapping) else "commit a batch first",
         )  # fmt: skip
-    ends_at(state, root, at)
+    resolve_ends(state, root, at)
     if at is None:
         return state.commits[-1]
     number = state.anchors[at].commit if isinstance(at, str) else commit_at(state, root, at).number
@@ -221,3 +221,29 @@ def apps_at(state: State, root: Path, ends: tuple[int, ...]) -> list[Commit]:
     elif any(ends):
         raise compacted_away(state, root, f"offsets {', '.join(map(str, ends))}")
     return list({c.app: c for c in held}.values())
+
+
+def partition_state(state: State, root: Path, partition: int) -> PartitionState:
+    if not 0 <= partition < len(state.partitions):
+        raise ConfigError(
+            "There is no such partition.", path=root, expected=f"0 to {len(state.partitions) - 1}",
+            found=partition, remedy="correct `partition=`",
+        )  # fmt: skip
+    return state.partitions[partition]
+
+
+def check_no_missed_delete(
+    state: State, root: Path, partition: int, offset: int, to: int | None = None
+) -> None:
+    """Raises `CompactedAway` where following from `offset` up to `to` would miss a delete."""
+    p = partition_state(state, root, partition)
+    if p.may_miss_delete(offset, to):
+        raise CompactedAway(
+            "A delete after this position was compacted away.",
+            path=filenames.partition(root, partition),
+            position=f"partition {partition}, offset {offset}",
+            expected=f"an offset above {p.last_dropped(to)}, the last delete that was dropped",
+            found=offset,
+            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
+            "leaves more time",
+        )

@@ -23,13 +23,13 @@ from keyfold.checkpoints.log.reader_marks import ViewLock
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.log.rereading import Rereading, state_batches
 from keyfold.checkpoints.manifest.identity import check_partitions, read_identity
-from keyfold.checkpoints.manifest.resolve import At, apps_at, ends_at, since_at
+from keyfold.checkpoints.manifest.resolve import At, apps_at, partition_state, resolve_ends, resolve_since
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.checkpoints.restore.listener import Bar, RestoreListener
 from keyfold.checkpoints.restore.targets import write_changelog, write_store
 from keyfold.checkpoints.restore.view_token import hand_over
 from keyfold.checkpoints.snapshot.repository import newest
-from keyfold.checkpoints.snapshot.snapshot import Place
+from keyfold.checkpoints.snapshot.snapshot import Location
 from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
@@ -87,7 +87,7 @@ def restore(
         ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
     """
     target_files = files
-    place = newest(Place(*located(path, filesystem, files)))
+    place = newest(Location(*located(path, filesystem, files)))
     files, root = place.files, place.root
     with ExitStack() as stack:
         # Raises where there is no changelog, before a lock would be sought there.
@@ -97,12 +97,12 @@ def restore(
         stack.callback(lock.close)
         view = View(files, root)
         lock.record(view.state.n)
-        ends = ends_at(view.state, root, at)
-        begins = None if since is None else since_at(view.state, root, since, ends)
+        ends = resolve_ends(view.state, root, at)
+        begins = None if since is None else resolve_since(view.state, root, since, ends)
         selection = Selection.of(root, view.identity.columns, keys, prefix)
         wanted = set(selection.partitions(len(ends)) if partitions is None else _numbers(root, partitions))
         for number in wanted:
-            reading.partition_state(view.state, root, number)
+            partition_state(view.state, root, number)
         listeners = ([] if listener is None else [listener], progress)
         restored = RestoredState(
             files, target_files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners
@@ -341,7 +341,7 @@ class RestoredState:
         p, end = self._state.partitions[number], self.ends[number]
         directory = filenames.partition(self.path, number)
         if self._begins is None:
-            below = reading.unique_below_of(p)
+            below = p.unique_below
             return state_batches(self._files, directory, p.segments, end, below, self._selection)
         begin = min(self._begins[number], end)
         return self._changes(directory, p.segments, begin, end)

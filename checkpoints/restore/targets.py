@@ -14,10 +14,10 @@ import pyarrow as pa
 from keyfold.checkpoints.compaction.fold import gathered
 from keyfold.checkpoints.log import ingest
 from keyfold.checkpoints.log.reader_marks import now_ms
-from keyfold.checkpoints.log.recovery import Creation, open_writer
+from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
 from keyfold.checkpoints.log.writer import Batch, Writer
 from keyfold.checkpoints.manifest.idempotence import COPIED_APP
-from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, StorageFailed
@@ -26,8 +26,7 @@ from keyfold.statestore.kv.stores import ReadOnlyStore
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import writable
 from keyfold.statestore.rocksdb.format import ALL_PARTITIONS
-from keyfold.statestore.rocksdb.store import Identity as StoreIdentity
-from keyfold.statestore.rocksdb.store import LastValues, StoreUnusable
+from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 
 #: So much of the state is in one sorted file of a store, or in one commit of a changelog.
@@ -47,7 +46,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
     _check_free(files, target, "A store")
     try:
         files.make_directory(target)
-        store = LastValues.open(target, StoreIdentity(changelog, ALL_PARTITIONS, 0), files=files)
+        store = LastValues.open(target, StoreId(changelog, ALL_PARTITIONS, 0), files=files)
         try:
             store.load(_ranges(batches))
         except BaseException:
@@ -97,7 +96,7 @@ def open_store(path: AnyPath, *, files: Files = LOCAL) -> ReadOnlyStore:
 def write_changelog(
     files: Files,
     target: Path,
-    source: Identity,
+    source: ChangelogMeta,
     batches: Iterator[pa.RecordBatch],
     apps: Iterable[Commit],
     *,
@@ -114,7 +113,7 @@ def write_changelog(
     _check_free(files, target, "A changelog")
     # A folder of snapshots is of one changelog.
     settings = source.config.with_changes({"snapshot.dest": "", **config})
-    creation = Creation(partitions or source.partitions, source.columns, settings, source.app)
+    creation = NewChangelog(partitions or source.partitions, source.columns, settings, source.app)
     unfinished = target.with_name(f".{target.name}.restoring")
     _remove_unfinished(files, unfinished)
     try:
@@ -154,8 +153,8 @@ def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterabl
     # Also of an empty state: it says that the apps had committed more than is here.
     writer.commit({}, Batch(COPIED_APP, 0))
     for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES), 1):
-        rows = ingest.checked(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
-        writer.commit(ingest.partitioned(rows, count, codec, writer.pool), Batch(COPIED_APP, number))
+        rows = ingest.normalize(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
+        writer.commit(ingest.partition_blocks(rows, count, codec, writer.pool), Batch(COPIED_APP, number))
     for app in sorted(apps, key=lambda c: c.number):
         if app.app != COPIED_APP:
             writer.commit({}, Batch(app.app, app.batch, app.query, app.source, app.digest))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.log.reader_marks import now_ms, write_lease
 from keyfold.checkpoints.manifest.segment_lines import segment_from, segment_line
 from keyfold.checkpoints.manifest.state import State
@@ -26,13 +25,13 @@ _OF_PARTITIONS: Final = ("generations", "starts", "unique_below")
 
 
 @dataclass(frozen=True)
-class HandedView:
+class ViewToken:
     """What of the view of line `n` a reader of its state needs.
 
     Attributes:
         lease: keeps the files until `expires_ms`, and longer where it is renewed; None where none could be
             written.
-        generations, starts, unique_below: of every partition; see `reading.unique_below_of`.
+        generations, starts, unique_below: of every partition; see `PartitionState.unique_below`.
         segments: partition → what holds its state, for those that are read.
     """
 
@@ -63,7 +62,7 @@ class HandedView:
         return base64.urlsafe_b64encode(packed).decode()
 
     @classmethod
-    def from_text(cls, text: str) -> HandedView:
+    def from_text(cls, text: str) -> ViewToken:
         """Raises `ValueError` where it is no text of `to_text`."""
         try:
             kept = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
@@ -84,7 +83,7 @@ def hand_over(
     state: State,
     ends: Sequence[int],
     partitions: Sequence[int],
-) -> HandedView:
+) -> ViewToken:
     """The view `state`, whose files somebody holds now, for a reader of its fold up to `ends`.
 
     A lease goes with it, so that whoever holds the files may let go of them.
@@ -94,11 +93,11 @@ def hand_over(
         lease: str | None = write_lease(files, root, state.n, expires)
     except OSError:  # a read-only medium, a full disk: the reader may find the files gone, and says so
         lease = None
-    return HandedView(
+    return ViewToken(
         changelog, state.n, lease, expires, _TIMEOUT_MS,
         tuple(p.generation for p in state.partitions),
         tuple(p.start for p in state.partitions),
-        tuple(reader.unique_below_of(p) for p in state.partitions),
+        tuple(p.unique_below for p in state.partitions),
         {
             number: tuple(s for s in state.partitions[number].segments if s.base < ends[number])
             for number in partitions

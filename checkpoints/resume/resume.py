@@ -12,8 +12,8 @@ from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.idempotence import checked_app
-from keyfold.checkpoints.manifest.identity import Identity, read_identity
-from keyfold.checkpoints.manifest.resolve import ends_at
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
+from keyfold.checkpoints.manifest.resolve import resolve_ends
 from keyfold.checkpoints.manifest.source_offsets import source_options
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.checkpoints.restore.restore import RestoredState, restore
@@ -56,11 +56,11 @@ def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, fil
             return _resumed_again(files, root, identity, pin)
         pin.check_not_begun()
     with Changelog.open(root, files=files) as log:
-        writer = log.host.writer
+        writer = log.engine.writer
         with writer.exclusive:
             last = _last_commit(writer, app_id)
             # Others may have committed since, and their commits be folded over this one.
-            ends_at(writer.state, writer.root, (app_id, last.batch))
+            resolve_ends(writer.state, writer.root, (app_id, last.batch))
             anchor = _pinned(writer, app_id, last)
     if pin is not None:
         pin.write(last)
@@ -94,13 +94,13 @@ def resume_if_lost(
     return resume(root, app_id, checkpoint=checkpoint, files=files)
 
 
-def _resumed_again(files: Files, root: Path, identity: Identity, pin: QueryPin) -> Resumed:
+def _resumed_again(files: Files, root: Path, identity: ChangelogMeta, pin: QueryPin) -> Resumed:
     """The commit that the query with this checkpoint was started from."""
     commit = pin.read()
     if pin.is_seeded():
         return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, True, files, None)
     with Changelog.open(root, files=files) as log:
-        writer = log.host.writer
+        writer = log.engine.writer
         with writer.exclusive:
             last = _last_commit(writer, commit.app)
             if last.number != commit.number and last.query != pin.query():
@@ -110,7 +110,7 @@ def _resumed_again(files: Files, root: Path, identity: Identity, pin: QueryPin) 
                     found=f"commit {last.number} of query {last.query}",
                     remedy="delete the checkpoint, and resume again",
                 )  # fmt: skip
-            ends_at(writer.state, writer.root, commit.number)
+            resolve_ends(writer.state, writer.root, commit.number)
             anchor = _pinned(writer, commit.app, commit)
     state = restore(root, at=anchor, files=files)
     return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, False, files, state)

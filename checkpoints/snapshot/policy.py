@@ -17,7 +17,7 @@ from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
 from keyfold.checkpoints.snapshot.repository import KeptSnapshot, clear, kept_snapshots
-from keyfold.checkpoints.snapshot.snapshot import Place, take
+from keyfold.checkpoints.snapshot.snapshot import Location, take
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.remote_files import located
@@ -125,7 +125,7 @@ class SnapshotPolicy:
     def _run(self) -> None:
         writer, uuid = self._writer, self._writer.identity.uuid
         dest = writer.identity.config.snapshot_dest
-        place = Place(*located(dest, None, writer.files))
+        place = Location(*located(dest, None, writer.files))
         if dest != self._dest:
             self._last, self._dest = None, None
             self._last = _newest_of(place, uuid)
@@ -134,8 +134,10 @@ class SnapshotPolicy:
         with writer.pin() as state:
             if self._is_due(state):
                 commit = state.commits[-1]
-                to = Place(place.files, filenames.kept_snapshot(place.root, commit.number))
-                done = take(Place(writer.files, writer.root), writer.identity, state, commit, to, self._check)
+                to = Location(place.files, filenames.kept_snapshot(place.root, commit.number))
+                done = take(
+                    Location(writer.files, writer.root), writer.identity, state, commit, to, self._check
+                )
                 self._last = _newest_of(place, uuid)
                 self.taken += 1
                 log.info(
@@ -150,7 +152,7 @@ class SnapshotPolicy:
             raise _Stopped
 
 
-def _newest_of(place: Place, uuid: str) -> KeptSnapshot | None:
+def _newest_of(place: Location, uuid: str) -> KeptSnapshot | None:
     """The newest snapshot of this changelog. Raises `ConfigError` where others have theirs there."""
     kept = kept_snapshots(place)
     foreign = [s.path for s in kept if s.uuid != uuid]

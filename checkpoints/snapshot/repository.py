@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from keyfold.checkpoints.log.reader_marks import now_ms, oldest_view
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.snapshot.file_list import read_list
-from keyfold.checkpoints.snapshot.snapshot import Place
+from keyfold.checkpoints.snapshot.snapshot import Location
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, KeyfoldError, NotAChangelog
 
@@ -42,18 +42,18 @@ class KeptSnapshot:
     pinned: bool
 
 
-def kept_snapshots(dest: Place, uuid: str | None = None) -> list[KeptSnapshot]:
+def kept_snapshots(dest: Location, uuid: str | None = None) -> list[KeptSnapshot]:
     """The whole snapshots in `dest`, ascending by commit; of any changelog without `uuid`.
 
     Raises:
         OSError: `dest` cannot be read.
     """
-    found = (_whole(Place(dest.files, dest.root / name)) for name in _entries(dest))
+    found = (_whole(Location(dest.files, dest.root / name)) for name in _entries(dest))
     ordered = sorted((s for s in found if s is not None), key=lambda s: s.commit)
     return [s for s in ordered if uuid is None or s.uuid == uuid]
 
 
-def newest(place: Place) -> Place:
+def newest(place: Location) -> Location:
     """Where the snapshot is: `place`, or the newest whole one where that is a folder of them.
 
     Raises:
@@ -77,10 +77,10 @@ def newest(place: Place) -> Place:
             found=", ".join(s.path.rpartition("/")[2] for s in kept),
             remedy="give the path of one snapshot; let every changelog have its own snapshot.dest",
         )  # fmt: skip
-    return Place(place.files, filenames.kept_snapshot(place.root, kept[-1].commit))
+    return Location(place.files, filenames.kept_snapshot(place.root, kept[-1].commit))
 
 
-def set_pin(dest: Place, uuid: str, commit: int, pinned: bool) -> KeptSnapshot:
+def set_pin(dest: Location, uuid: str, commit: int, pinned: bool) -> KeptSnapshot:
     """Let the policy keep a snapshot for ever, or not any more. Durable when this returns.
 
     Raises:
@@ -97,7 +97,7 @@ def set_pin(dest: Place, uuid: str, commit: int, pinned: bool) -> KeptSnapshot:
     return _one(dest, uuid, commit)
 
 
-def clear(dest: Place, uuid: str) -> None:
+def clear(dest: Location, uuid: str) -> None:
     """Remove older snapshots of this changelog than the newest two, and half ones, unless they are pinned.
 
     One that has a living reader stays until the next time; a store without locks knows of no readers.
@@ -122,7 +122,7 @@ def clear(dest: Place, uuid: str) -> None:
             dest.files.remove_tree(path)
 
 
-def _one(dest: Place, uuid: str, commit: int) -> KeptSnapshot:
+def _one(dest: Location, uuid: str, commit: int) -> KeptSnapshot:
     kept = {s.commit: s for s in kept_snapshots(dest, uuid)}
     if commit not in kept:
         raise ConfigError(
@@ -133,12 +133,12 @@ def _one(dest: Place, uuid: str, commit: int) -> KeptSnapshot:
     return kept[commit]
 
 
-def _entries(dest: Place) -> list[str]:
+def _entries(dest: Location) -> list[str]:
     listed = dest.files.list_directory(dest.root)
     return [name for name in listed if filenames.kept_snapshot_commit(name) is not None]
 
 
-def _whole(place: Place) -> KeptSnapshot | None:
+def _whole(place: Location) -> KeptSnapshot | None:
     """The snapshot at `place`, None where there is none, or half of one."""
     if not place.files.exists(place.root / filenames.IDENTITY):
         return None

@@ -25,7 +25,7 @@ from keyfold.checkpoints.log.ownership import journal_epochs, remove_journals_be
 from keyfold.checkpoints.log.reader_marks import now_ms, oldest_view
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.manifest import state as states
-from keyfold.checkpoints.manifest.identity import Identity, read_identity, write_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity, write_identity
 from keyfold.checkpoints.manifest.journal import JournalWriter, begin_journal, read_head
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.checkpoints.snapshot.file_list import Listed, SnapshotFile, list_epochs, read_list, write_list
@@ -63,7 +63,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Files at a path: of the source, or of the snapshot."""
 
     files: Files
@@ -71,11 +71,11 @@ class Place:
 
 
 def take(
-    source: Place,
-    identity: Identity,
+    source: Location,
+    identity: ChangelogMeta,
     state: State,
     commit: Commit,
-    to: Place,
+    to: Location,
     check: Callable[[], None] = lambda: None,
 ) -> Snapshot:
     """Write the snapshot of `commit`, whose files the caller spares.
@@ -92,7 +92,7 @@ def take(
         return _Taking(source, to, identity, _generations(to, identity), check).run(state, commit)
 
 
-def check_destination(to: Place, identity: Identity) -> None:
+def check_destination(to: Location, identity: ChangelogMeta) -> None:
     """See that a snapshot of this changelog can be taken there, before anything is done for it.
 
     Raises:
@@ -105,7 +105,7 @@ def check_destination(to: Place, identity: Identity) -> None:
 
 
 @contextlib.contextmanager
-def _writing(to: Place) -> Iterator[None]:
+def _writing(to: Location) -> Iterator[None]:
     try:
         yield
     except OSError as e:
@@ -116,7 +116,7 @@ def _writing(to: Place) -> Iterator[None]:
         ) from e  # fmt: skip
 
 
-def clone(snapshot: Place, to: Place, uuid: str) -> None:
+def clone(snapshot: Location, to: Location, uuid: str) -> None:
     """A new changelog from a snapshot, with an identity of its own, ready to be opened.
 
     Raises:
@@ -176,9 +176,9 @@ class _Taking:
 
     def __init__(
         self,
-        source: Place,
-        to: Place,
-        identity: Identity,
+        source: Location,
+        to: Location,
+        identity: ChangelogMeta,
         before: dict[int, Listed],
         check: Callable[[], None],
     ) -> None:
@@ -317,7 +317,7 @@ def _inside(number: int, name: str) -> Path:
     return filenames.partition(Path(), number) / name
 
 
-def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
+def _begin(to: Location, state: State, epoch: int, identity: ChangelogMeta) -> None:
     """The journal with its one line, then the head: what makes a snapshot or a clone visible."""
     journal = JournalWriter(to.files, to.root, epoch)
     try:
@@ -326,7 +326,7 @@ def _begin(to: Place, state: State, epoch: int, identity: Identity) -> None:
         journal.close()
 
 
-def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
+def _generations(to: Location, identity: ChangelogMeta) -> dict[int, Listed]:
     """The files of the snapshot that is there, and of earlier ones whose files were kept.
 
     Raises `ConfigError` where it is of another changelog, `Damaged` where a list is not as it was written.
@@ -361,7 +361,7 @@ def _generations(to: Place, identity: Identity) -> dict[int, Listed]:
 
 
 def _copied(
-    source: Place, to: Place, path: Path, records: int, check: Callable[[], None] = lambda: None
+    source: Location, to: Location, path: Path, records: int, check: Callable[[], None] = lambda: None
 ) -> SnapshotFile:
     """Copy a file, and say what it held."""
     digest, count = hashlib.sha256(), 0
@@ -378,7 +378,7 @@ def _copied(
     return SnapshotFile(count, records, digest.hexdigest())
 
 
-def _measured(place: Place, path: Path, records: int) -> SnapshotFile:
+def _measured(place: Location, path: Path, records: int) -> SnapshotFile:
     digest, count = hashlib.sha256(), 0
     for piece in _pieces(place.files, place.root / path):
         digest.update(piece)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints.compaction.key_index import BYTES_PER_KEY, LastKeys
+from keyfold.checkpoints.compaction.key_index import BYTES_PER_KEY, KeyIndex
 from keyfold.checkpoints.compaction.offset_map import offsets_of
 from keyfold.checkpoints.log.rereading import Rereading
 from keyfold.checkpoints.manifest.partition import PartitionState
@@ -27,7 +27,7 @@ from keyfold.checkpoints.verify.findings import Damages
 from keyfold.statestore.files import Files
 from keyfold.statestore.keys.buffers import Ints
 from keyfold.statestore.keys.group_hash import group_hash
-from keyfold.statestore.keys.key_table import HeldKeys
+from keyfold.statestore.keys.key_table import KeyTable
 
 #: Memory for the keys of one turn.
 _BUDGET_BYTES: Final = 128 << 20
@@ -71,8 +71,8 @@ class _Interval:
 
         Raises `MemoryError` where there is no room for all keys of the turn.
         """
-        held = HeldKeys()
-        last, size = LastKeys(held), 0
+        held = KeyTable()
+        last, size = KeyIndex(held), 0
         for offsets, keys in self.keys():
             size += keys.nbytes + _ARRAY_BYTES + BYTES_PER_KEY * len(offsets)
             last.add(keys)

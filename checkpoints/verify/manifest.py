@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from keyfold.checkpoints.log.ownership import journal_epochs
 from keyfold.checkpoints.manifest import state as states
-from keyfold.checkpoints.manifest.identity import Identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.journal import Head, decode_line
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.segment_lines import Line
@@ -52,7 +52,7 @@ class Manifest:
     notes: list[str] = field(default_factory=list)
 
 
-def check_manifest(files: Files, root: Path, identity: Identity | None, damages: Damages) -> Manifest:
+def check_manifest(files: Files, root: Path, identity: ChangelogMeta | None, damages: Damages) -> Manifest:
     """Look at the journal that counts and its head; `identity` is None where that itself is damaged.
 
     Raises:
@@ -72,7 +72,7 @@ def check_manifest(files: Files, root: Path, identity: Identity | None, damages:
     return Manifest()
 
 
-def _check_newest(files: Files, root: Path, identity: Identity | None, damages: Damages) -> Manifest:
+def _check_newest(files: Files, root: Path, identity: ChangelogMeta | None, damages: Damages) -> Manifest:
     manifest = Manifest()
     epochs = journal_epochs(files, root)[::-1]
     if not epochs:
@@ -209,7 +209,7 @@ def _check_journal(
     data: bytes,
     epoch: int,
     head: Head | None,
-    identity: Identity | None,
+    identity: ChangelogMeta | None,
     manifest: Manifest,
     damages: Damages,
 ) -> None:
@@ -252,7 +252,12 @@ def _check_journal(
 
 
 def _apply(
-    place: _Place, epoch: int, identity: Identity | None, manifest: Manifest, path: Path, damages: Damages
+    place: _Place,
+    epoch: int,
+    identity: ChangelogMeta | None,
+    manifest: Manifest,
+    path: Path,
+    damages: Damages,
 ) -> bool:
     """Take one sound line into the state; False where it makes no sense."""
     line = place.line or {}
@@ -297,7 +302,7 @@ def _compare_head(data: bytes, head: Head, n: int, path: Path, damages: Damages)
 # -- what the lines must agree on ----------------------------------------------------------------------------
 
 
-def check_agreement(state: State, identity: Identity | None, path: Path, damages: Damages) -> None:
+def check_agreement(state: State, identity: ChangelogMeta | None, path: Path, damages: Damages) -> None:
     """What holds in every state that a writer makes; `path` is the journal that says otherwise."""
 
     def wrong(where: str, what: str, expected: object, found: object) -> None:

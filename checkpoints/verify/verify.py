@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from keyfold.checkpoints.log.reader_marks import ViewLock
-from keyfold.checkpoints.manifest.identity import Identity, read_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.manifest.state import State
 from keyfold.checkpoints.snapshot.file_list import list_epochs, read_list
 from keyfold.checkpoints.verify.findings import MISSING, Damage, Damages
@@ -107,7 +107,7 @@ def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = N
         lock.close()
 
 
-def _check_identity(files: Files, root: Path, damages: Damages) -> Identity | None:
+def _check_identity(files: Files, root: Path, damages: Damages) -> ChangelogMeta | None:
     path = root / filenames.IDENTITY
     try:
         return read_identity(files, root)

@@ -35,7 +35,7 @@ _PLACES: Final[npt.NDArray[np.int32]] = np.frombuffer(_ANYWHERE, "<i4")
 _KEYS, _OFFSETS, _DATA, _GAPS, _ARRAY = range(5)
 
 
-class HeldKeys:
+class KeyTable:
     """Keys by position. Positions ascend in the order of adding; some are skipped between two arrays.
 
     Adding costs the same however much is held.

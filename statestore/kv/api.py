@@ -4,8 +4,8 @@
     KeyValueStore        … and put, put_all, delete, delete_all, flush
     RecordStore          a ReadOnlyStore that also tells offset and timestamp of every entry's last record
 
-- Keys and values are `bytes`, anything else is a `WrongType`, which is a `TypeError`; `statestore/kv/serdes.py`
-  puts types at the edge.
+- Keys and values are `bytes`, anything else is a `WrongType`, which is a `TypeError`.
+  `statestore/kv/serdes.py` puts types at the edge.
   The empty key and the empty value are legal. `None` is no value: `delete` removes a key.
 - Keys come in the order of their bytes (unsigned, shorter first). `range(from_, to)` includes `from_` and
   **excludes** `to`, as Samza's does; Kafka Streams' `range` includes both. `None` leaves that end open.

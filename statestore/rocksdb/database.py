@@ -39,7 +39,7 @@ from keyfold.statestore.rocksdb.format import (
     HEADER,
     META,
     PREFIX_BYTES,
-    Identity,
+    StoreId,
     data_end,
     partition_of_stored,
     unpack_meta,
@@ -94,12 +94,12 @@ class Database:
         options = database_options()
         return cls(directory, files, open_database(directory, options), options)
 
-    def folds(self) -> dict[int, tuple[Identity, int]]:
+    def folds(self) -> dict[int, tuple[StoreId, int]]:
         """Partition → what its rows are a fold of, and up to which offset.
 
         Raises `StoreUnusable`: damage, another version, or rows that do not say what they are.
         """
-        found: dict[int, tuple[Identity, int]] = {}
+        found: dict[int, tuple[StoreId, int]] = {}
         cursor = self.scan(0, 0)
         try:
             at: bytes | None = META
@@ -121,7 +121,7 @@ class Database:
             cursor.close()
         return found
 
-    def _fold(self, key: bytes, record: bytes) -> tuple[int, tuple[Identity, int]]:
+    def _fold(self, key: bytes, record: bytes) -> tuple[int, tuple[StoreId, int]]:
         try:
             number = partition_of_stored(key)
             version, identity, applied = unpack_meta(record)

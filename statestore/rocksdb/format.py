@@ -43,7 +43,7 @@ _MAGIC = b"KFLV"
 
 
 @dataclass(frozen=True)
-class Identity:
+class StoreId:
     """What a store is a fold of. Another changelog, partition or generation (a rollback) is another fold."""
 
     changelog: str
@@ -81,7 +81,7 @@ def stored_keys(partitions: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(packed.cast(pa.binary()), keys, b"")
 
 
-def pack_meta(identity: Identity, applied: int) -> bytes:
+def pack_meta(identity: StoreId, applied: int) -> bytes:
     """The meta record.
 
     0        4         6             8           12           20        28
@@ -94,7 +94,7 @@ def pack_meta(identity: Identity, applied: int) -> bytes:
     return head + uuid
 
 
-def unpack_meta(record: bytes) -> tuple[int, Identity | None, int]:
+def unpack_meta(record: bytes) -> tuple[int, StoreId | None, int]:
     """Version, identity, applied; no identity for another version. `ValueError`: not a meta record."""
     if len(record) < _META.size:
         raise ValueError("a record that is too short")
@@ -105,7 +105,7 @@ def unpack_meta(record: bytes) -> tuple[int, Identity | None, int]:
         return version, None, 0
     if len(record) != _META.size + length:
         raise ValueError("a record of another length")
-    return version, Identity(record[_META.size :].decode(), partition, generation), applied
+    return version, StoreId(record[_META.size :].decode(), partition, generation), applied
 
 
 def put_rows(batch: Any, prefix: bytes, rows: pa.RecordBatch) -> None:
@@ -132,7 +132,7 @@ def sorted_rows(prefix: bytes, rows: pa.RecordBatch) -> Rows:
     return Rows(prefix, rows.column("key"), _heads(rows), rows.column("value"))
 
 
-def meta_rows(metas: Iterable[tuple[Identity, int]]) -> Rows:
+def meta_rows(metas: Iterable[tuple[StoreId, int]]) -> Rows:
     """The meta records for a sorted file, in which they come first."""
     packed = sorted(
         (meta_key(identity.partition), pack_meta(identity, applied)) for identity, applied in metas

@@ -27,7 +27,7 @@ from keyfold.statestore.rocksdb.database import Database
 from keyfold.statestore.rocksdb.db import CORES, StoreUnusable
 from keyfold.statestore.rocksdb.format import (
     HEADER,
-    Identity,
+    StoreId,
     data_end,
     data_prefix,
     meta_key,
@@ -39,7 +39,7 @@ from keyfold.statestore.rocksdb.format import (
 )
 from keyfold.statestore.rocksdb.snapshot import LastValuesSnapshot, rows_between
 
-__all__ = ["Identity", "LastValues", "LastValuesSnapshot", "StoreUnusable", "apply_together"]
+__all__ = ["LastValues", "LastValuesSnapshot", "StoreId", "StoreUnusable", "apply_together"]
 
 #: From so many rows on a sorted file is built and ingested, below they go into a write batch. At 5,000 rows
 #: both cost the same; at 100,000 the file takes a third of the time and never holds the interpreter for long.
@@ -61,14 +61,14 @@ class LastValues(StoreBase):
         applied: up to which offset.
     """
 
-    def __init__(self, database: Database, identity: Identity, applied: int) -> None:
+    def __init__(self, database: Database, identity: StoreId, applied: int) -> None:
         self._database = database
         self._identity = identity
         self._applied = applied
         self._prefix = data_prefix(identity.partition)
 
     @classmethod
-    def open(cls, directory: Path, identity: Identity | None, *, files: Files = LOCAL) -> LastValues:
+    def open(cls, directory: Path, identity: StoreId | None, *, files: Files = LOCAL) -> LastValues:
         """The one store in `directory`, made if missing; of any identity, and only if it is there, where none
         is given. Raises `StoreUnusable`.
         """
@@ -96,7 +96,7 @@ class LastValues(StoreBase):
         return self._applied
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> StoreId:
         """What it is a fold of."""
         return self._identity
 

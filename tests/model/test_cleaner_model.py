@@ -119,7 +119,7 @@ class CleanerMachine(RuleBasedStateMachine):
 
     @rule(change=CHANGES)
     def configure(self, change: tuple[str, object]) -> None:
-        self.log.host.configure(dict([change]))
+        self.log.engine.configure(dict([change]))
         self.retention_ms = min(self.retention_ms, self.log.config.delete_retention_ms)
 
     @rule()
@@ -155,9 +155,9 @@ class CleanerMachine(RuleBasedStateMachine):
 
     @rule(size=st.sampled_from([1, 3000, 8000]))
     def retain(self, size: int) -> None:
-        self.log.host.configure({"cleanup.policy": "compact,delete", "retention.bytes": size})
-        apply_retention(self.log.host.writer)
-        self.log.host.configure({"cleanup.policy": "compact", "retention.bytes": -1})
+        self.log.engine.configure({"cleanup.policy": "compact,delete", "retention.bytes": size})
+        apply_retention(self.log.engine.writer)
+        self.log.engine.configure({"cleanup.policy": "compact", "retention.bytes": -1})
         self.check()
 
     # -- cleaning --------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class CleanerMachine(RuleBasedStateMachine):
     @rule()
     def one_pass(self) -> None:
         """As in the background: up to the active segment, which may be inside a commit."""
-        self.check(passed=clean_partition(self.log.host.writer, 0) is not None)
+        self.check(passed=clean_partition(self.log.engine.writer, 0) is not None)
 
     @rule(steps=st.integers(0, 25), spill_all=st.booleans())
     def break_a_pass_off(self, steps: int, spill_all: bool) -> None:
@@ -221,10 +221,10 @@ class CleanerMachine(RuleBasedStateMachine):
             if left == -1:
                 then()
 
-        self.log.host.writer.seal_active()
+        self.log.engine.writer.seal_active()
         done = None
         with suppress(Aborted):
-            done = clean_partition(self.log.host.writer, 0, pace, spill_all=spill_all)
+            done = clean_partition(self.log.engine.writer, 0, pace, spill_all=spill_all)
         self.check(passed=done is not None)
 
     # -- reading ---------------------------------------------------------------------------------------------

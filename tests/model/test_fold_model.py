@@ -18,7 +18,7 @@ from keyfold.checkpoints.compaction import fold, key_index
 from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compact, last_per_key, last_values
 from support.fold_model import HASHES, Record, batches, compacted, folded, map_end, records, two_bits
 
-HashKeys = Callable[[pa.Array], npt.NDArray[np.int64]]
+KeyHasher = Callable[[pa.Array], npt.NDArray[np.int64]]
 Scale = tuple[int, int, int, int, int, int] | None
 
 #: Keys that are easily taken for one another: empty, zeros, prefixes, the same but for one byte far behind.
@@ -68,7 +68,7 @@ def end_of(log: list[Record]) -> int:
 @settings(max_examples=3 * settings().max_examples)
 @given(st.data(), logs(), hashes, sizes, scales)
 def test_one_pass_keeps_what_the_rule_keeps(
-    data: st.DataObject, log: list[Record], hash_keys: HashKeys, cut: list[int], scale: Scale
+    data: st.DataObject, log: list[Record], hash_keys: KeyHasher, cut: list[int], scale: Scale
 ) -> None:
     """Any first dirty offset, anchors, budget and horizon; the clean section may even hold a key twice."""
     end = end_of(log) + data.draw(st.integers(0, 3))
@@ -136,7 +136,9 @@ class Passes(RuleBasedStateMachine):
     @rule(
         capacity=st.integers(1, 15), hash_keys=hashes, cut=sizes, scale=scales, expired=st.floats(0, 1)
     )  # fmt: skip
-    def clean(self, capacity: int, hash_keys: HashKeys, cut: list[int], scale: Scale, expired: float) -> None:
+    def clean(
+        self, capacity: int, hash_keys: KeyHasher, cut: list[int], scale: Scale, expired: float
+    ) -> None:
         first_dirty = min([self.clean_end, *(self.splits - self.anchors)])
         found = batches(self.log, cut)
         with scaled(scale):
@@ -177,7 +179,7 @@ TestPasses = Passes.TestCase
 @settings(max_examples=2 * settings().max_examples)
 @given(st.data(), logs(), hashes, sizes, scales)
 def test_last_values_are_the_fold_of_the_log(
-    data: st.DataObject, log: list[Record], hash_keys: HashKeys, cut: list[int], scale: Scale
+    data: st.DataObject, log: list[Record], hash_keys: KeyHasher, cut: list[int], scale: Scale
 ) -> None:
     """Also of a clean section and a tail, where only the tail's keys are remembered."""
     clean_end = data.draw(st.integers(0, end_of(log)))
@@ -195,7 +197,7 @@ def test_last_values_are_the_fold_of_the_log(
 
 @given(logs(), hashes, sizes, scales, st.booleans())
 def test_last_per_key_is_a_dict_of_the_last_rows(
-    log: list[Record], hash_keys: HashKeys, cut: list[int], scale: Scale, whole: bool
+    log: list[Record], hash_keys: KeyHasher, cut: list[int], scale: Scale, whole: bool
 ) -> None:
     """Tombstones included; of a record batch and of a table in chunks."""
     table = pa.Table.from_batches(batches(log, cut))

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from keyfold.checkpoints.cleaner import clean_pass, log_to_clean
-from keyfold.checkpoints.log import ingest, reader, reader_marks
+from keyfold.checkpoints.log import ingest, reader_marks
 from keyfold.checkpoints.log.ownership import Ownership
 from keyfold.checkpoints.manifest import idempotence
+from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.statestore.errors import KeyfoldError
 from keyfold.statestore.segment.reader import SegmentReader
 from support.corrupting import corrupt
@@ -55,7 +56,9 @@ def _no_horizon(of: Any) -> Any:
 IN_THE_PRODUCT: dict[str, list[tuple[Any, str, Wrap]]] = {
     "a batch is taken twice": [(idempotence, "appended", lambda of: lambda *a: None)],
     "other rows are taken for the same batch": [(ingest, "digest", lambda of: lambda *a: "same")],
-    "keys are said to be unique up to the end": [(reader, "unique_below_of", lambda of: lambda p: p.end)],
+    "keys are said to be unique up to the end": [
+        (PartitionState, "unique_below", lambda of: property(lambda p: p.end))
+    ],
     "anchors cut no pass": [
         (log_to_clean, "anchor_offsets", lambda of: lambda *a: set()),
         (clean_pass, "anchor_offsets", lambda of: lambda *a: set()),

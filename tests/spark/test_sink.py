@@ -137,11 +137,11 @@ def test_records_keep_the_order_of_the_dataframe(spark: SparkSession, tmp_path: 
 
 def test_rows_have_the_time_of_their_batch(spark: SparkSession, tmp_path: Path) -> None:
     with ChangelogSink(tmp_path / "log") as sink:
-        before = sink.log.host.writer.clock_ms()
+        before = sink.log.engine.writer.clock_ms()
         sink(kafka(spark, ("a", "1"), ("b", "2")), 0)
         (batch,) = sink.log.read(0)
         first, second = batch.column("timestamp").cast("int64").to_pylist()
-        assert before <= first == second <= sink.log.host.writer.clock_ms()
+        assert before <= first == second <= sink.log.engine.writer.clock_ms()
 
 
 def test_a_dataframe_in_kafkas_shape_keeps_headers_and_timestamps(
@@ -373,7 +373,7 @@ def test_a_notebook_cell_can_be_run_twice(spark: SparkSession, tmp_path: Path) -
     with ChangelogSink(tmp_path / "log", keys="word", partitions=2) as second:
         run(source.stream(), second, tmp_path / "checkpoint")
         assert pairs(first.log) == pairs(second.log) == [(b"a", b'{"n":1}'), (b"a", b'{"n":2}')]
-        assert first.log.host is second.log.host
+        assert first.log.engine is second.log.engine
     assert len(pairs(first.log)) == 2
     first.close()
     Changelog.open(tmp_path / "log").close()
@@ -402,6 +402,6 @@ def test_a_sink_whose_writer_was_fenced_opens_the_changelog_again(
 ) -> None:
     with ChangelogSink(tmp_path / "log") as sink:
         sink(kafka(spark, ("a", "1")), 0)
-        sink.log.host.writer.fence("a test")
+        sink.log.engine.writer.fence("a test")
         sink(kafka(spark, ("a", "2")), 1)
         assert pairs(sink.log) == [(b"a", b"1"), (b"a", b"2")]

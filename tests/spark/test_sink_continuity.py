@@ -18,10 +18,10 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
 from keyfold import ChangelogSink, TaskSink, resume
-from keyfold.checkpoints.manifest.idempotence import StreamBatch
+from keyfold.checkpoints.manifest.idempotence import SourceBatch
 from keyfold.checkpoints.manifest.resumption import QueryStart
 from keyfold.checkpoints.manifest.state import Anchor, Commit, empty
-from keyfold.sink.batch_gate import Delivery, batch_of
+from keyfold.sink.batch_gate import IncomingBatch, batch_of
 from keyfold.sink.offset_log import HadoopOffsetLog, LocalOffsetLog, positions
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files, OpenFile
@@ -151,10 +151,10 @@ def test_a_pin_stays_for_one_commit_behind_the_pinned_one_whoever_makes_it() -> 
     first = Commit(2, 0, "log", "q", 1, ("s1",), "", (2,))
     pins = {"pin": Anchor("pin", 2, (2,), "log"), "mine": Anchor("mine", 1, (1,), "")}
     pinned = replace(empty(1, 1), commits=(first,), apps={"log": first}, anchors=pins, next_commit=3)
-    next_one = StreamBatch("q", 2, ("s2",), ("s1",), lambda: QueryStart(()))
-    assert batch_of(pinned, "log", Delivery(2, next_one, lambda: None)).unanchor == ()
+    next_one = SourceBatch("q", 2, ("s2",), ("s1",), lambda: QueryStart(()))
+    assert batch_of(pinned, "log", IncomingBatch(2, next_one, lambda: None)).unanchor == ()
     later = replace(pinned, apps={"log": replace(first, number=3, batch=2)}, next_commit=4)
-    assert batch_of(later, "log", Delivery(3, next_one, lambda: None)).unanchor == ("pin",)
+    assert batch_of(later, "log", IncomingBatch(3, next_one, lambda: None)).unanchor == ("pin",)
 
 
 def test_an_anchor_of_the_user_stays(spark: SparkSession, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_an_anchor_of_the_user_stays(spark: SparkSession, tmp_path: Path) -> Non
     with ChangelogSink(tmp_path / "log", keys="word") as sink:
         run(source.stream(), sink, tmp_path / "checkpoint")
         line = {"t": "anchor", "name": "mine", "commit": 1, "ends": [1], "app": ""}
-        sink.log.host.writer.write_line(line)
+        sink.log.engine.writer.write_line(line)
         source.add({"word": "a", "n": 1}).add({"word": "a", "n": 2})
         run(source.stream(), sink, tmp_path / "checkpoint")
         assert list(sink.log.state.anchors) == ["mine"]

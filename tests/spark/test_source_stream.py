@@ -217,7 +217,7 @@ def totals(tmp_path: Path) -> Path:
         position = json.dumps({"keyfold": log.identity.uuid, "offsets": {"0": 3}})
     path = tmp_path / "totals"
     with Changelog.open(path, columns=TYPED, config=QUIET) as log:
-        writer = log.host.writer
+        writer = log.engine.writer
         log.append(table(("a", '{"n":4}'), ("b", '{"n":2}')), app_id="totals")
         writer.commit({}, Batch("totals", 1, query="q", source=(position,)))
     with Changelog.open(events, config=QUIET) as log:

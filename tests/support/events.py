@@ -63,7 +63,7 @@ def fold(path: Path) -> None:
 
     with Changelog.open(path) as log:
         log.compact()
-        log.host.writer.garbage.collect()
+        log.engine.writer.garbage.collect()
 
 
 def forget_batch(checkpoint: Path, batch: int) -> None:

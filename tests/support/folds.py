@@ -6,12 +6,12 @@ import os
 
 import pyarrow as pa
 
-from keyfold.statestore.rocksdb.store import Identity, LastValues
+from keyfold.statestore.rocksdb.store import LastValues, StoreId
 
 #: Where a test is not about durability, RocksDB's many syncs go to memory if they can.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
-IDENTITY = Identity("6f1c", 3, 1)
+IDENTITY = StoreId("6f1c", 3, 1)
 
 #: offset, key, value or None
 Record = tuple[int, bytes, bytes | None]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from keyfold import Changelog, restore
-from keyfold.checkpoints import engine
+from keyfold.checkpoints import engine as engines
 from keyfold.statestore.files import Files
 from support.faults.inject import QUICK, Killed
 
@@ -67,23 +67,23 @@ def live(files: Files, path: Path, told: Told) -> None:
 
 def forget(log: Changelog) -> None:
     """From now on the writer of `log` is as one of another process. `bury` ends it."""
-    for path, (host, _) in list(engine._hosts.items()):
-        if host is log.host:
-            del engine._hosts[path]
+    for path, (engine, _) in list(engines._hosts.items()):
+        if engine is log.engine:
+            del engines._hosts[path]
 
 
 def bury(files: Files, forgotten: Changelog | None = None) -> None:
     """End what the process of a killed life would have taken with it: its threads and its shared writer."""
     if forgotten is not None:
-        forgotten.host.writer.fence("its process is dead")
+        forgotten.engine.writer.fence("its process is dead")
         with suppress(Killed, Exception):
-            forgotten.host.close()
-    for path, (host, _) in list(engine._hosts.items()):
-        if host.writer.files is files:
-            del engine._hosts[path]
-            host.writer.fence("its process is dead")
+            forgotten.engine.close()
+    for path, (engine, _) in list(engines._hosts.items()):
+        if engine.writer.files is files:
+            del engines._hosts[path]
+            engine.writer.fence("its process is dead")
             with suppress(Killed, Exception):
-                host.close()
+                engine.close()
     release = getattr(files, "release", None)
     if release is not None:
         release()

@@ -94,7 +94,7 @@ class Life:
             else:
                 log.anchor(name)
         elif kind == "configure":
-            log.host.configure({"compression.type": _CODECS[argument % 3]})
+            log.engine.configure({"compression.type": _CODECS[argument % 3]})
         elif kind == "reopen":
             log.close()
             return self._open(files, path)

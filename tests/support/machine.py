@@ -21,8 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from keyfold import Changelog, restore
 from keyfold.checkpoints.log import ingest as records
-from keyfold.checkpoints.log import reader
-from keyfold.checkpoints.manifest.resolve import ends_at
+from keyfold.checkpoints.manifest.resolve import resolve_ends
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import CompactedAway
@@ -177,7 +176,7 @@ class Machine(RuleBasedStateMachine):
             self.files.operations = 0
 
     def prove(self) -> None:
-        under_way = frozenset(self.log.host.cleaning._in_progress)
+        under_way = frozenset(self.log.engine.cleaning._in_progress)
         with Changelog.open(self.path, mode="r", files=self.eyes) as view:
             found = self.prove_records(view, self.model)
             self.prove_points(view, found)
@@ -199,7 +198,7 @@ class Machine(RuleBasedStateMachine):
             assert offsets == sorted(set(offsets))
             assert all(starts[p] <= offset for offset in offsets)
             assert all(tuple(row[1:]) == model.records[p][row[0]] for row in rows)
-            below = reader.unique_below_of(view.state.partitions[p])
+            below = view.state.partitions[p].unique_below
             keys = [key for offset, key, _, _ in rows if offset < below]
             assert len(keys) == len(set(keys)), f"partition {p}: keys are not unique below {below}"
         assert self.fold_of(raw, model.ends) == model.started(starts).fold()
@@ -244,7 +243,7 @@ class Machine(RuleBasedStateMachine):
 
     def is_exact(self, view: Changelog, raw: list[list[Found]], made: Made, at: int | str) -> bool:
         try:
-            ends = ends_at(view.state, self.path, at)
+            ends = resolve_ends(view.state, self.path, at)
         except CompactedAway:
             return False
         assert ends == made.ends

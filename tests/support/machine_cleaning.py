@@ -41,7 +41,7 @@ class CleaningMachine(WritingMachine):
             if left < 0:
                 raise Aborted
 
-        writer = self.log.host.writer
+        writer = self.log.engine.writer
         if seal:
             writer.seal_active()
         if "compact" in self.log.config.cleanup_policy:
@@ -52,7 +52,7 @@ class CleaningMachine(WritingMachine):
     def do_chores(self) -> None:
         """Retention, segments that are too old to stay active."""
         before = self.log.start_offsets()
-        self.timely(self.log.host.do_chores)
+        self.timely(self.log.engine.do_chores)
         if "delete" not in self.log.config.cleanup_policy:
             assert self.log.start_offsets() == before
 

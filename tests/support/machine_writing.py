@@ -224,8 +224,8 @@ class WritingMachine(Machine):
             "compact": lambda log: log.compact(),
             "roll back": lambda log: log.rollback(number),
             "anchor": lambda log: log.anchor("z"),
-            "configure": lambda log: log.host.configure(settings),
-            "chores": lambda log: log.host.do_chores(),
+            "configure": lambda log: log.engine.configure(settings),
+            "chores": lambda log: log.engine.do_chores(),
             "snapshot": lambda log: log.snapshot(self.place("dead")),
         }
         try:

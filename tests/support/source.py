@@ -132,7 +132,7 @@ def read_batch(path: Path, **options: str) -> list[dict[str, Any]]:
 def clean(log: Changelog) -> None:
     """One full pass, and what it replaced is deleted unless a reader needs it."""
     log.compact()
-    log.host.writer.garbage.collect()
+    log.engine.writer.garbage.collect()
 
 
 def leases(path: Path) -> list[str]:

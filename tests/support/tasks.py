@@ -27,12 +27,12 @@ def deliver(
     log: Changelog, runner: TaskRunner, batches: Iterable[pa.RecordBatch], batch_id: int
 ) -> Commit | None:
     """Commit one micro-batch; None where it was committed before."""
-    host = log.host
-    with host.transactions:
+    engine = log.engine
+    with engine.transactions:
         if idempotence.appended(log.state, APP, batch_id, "") is not None:
             return None
-        ran = runner.run(host, batches)
-        commit = host.append(ran.changes, APP, batch_id, nullcontext())
+        ran = runner.run(engine, batches)
+        commit = engine.append(ran.changes, APP, batch_id, nullcontext())
         ran.committed()
         return commit
 

@@ -108,8 +108,8 @@ def test_it_reads_random_histories(
                 kept = [c for c in log.state.commits if log.state.restorable(c.ends)]
                 log.rollback(kept[-2:][0].number)
             else:
-                log.host.writer.seal_active()
-                apply_retention(log.host.writer)
+                log.engine.writer.seal_active()
+                apply_retention(log.engine.writer)
             check_same(path)
         snapshot = tmp_path / "snapshot"
         log.snapshot(snapshot)
@@ -136,7 +136,7 @@ def test_its_mark_keeps_the_files_of_its_view(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log", config={"cleaner.threads": 0, "anchors.auto": 0}) as log:
         for i in range(3):
             log.append(pa.table({"key": ["a", "b"], "value": [str(i), str(i)]}))
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
         foreign = ForeignReader(log.path)
         log.compact()
         assert foreign.state() == {b"a": b"2", b"b": b"2"}

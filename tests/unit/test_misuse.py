@@ -242,7 +242,7 @@ CONFIG: dict[str, Misuse] = {
     "ratio twice": lambda w: Changelog.open(
         w.new, config={"snapshot.u": 1, "min.cleanable.dirty.ratio": 0.5}
     ),
-    "configure an open one": lambda w: w.log.host.configure({"segment.bytes": NAN}),
+    "configure an open one": lambda w: w.log.engine.configure({"segment.bytes": NAN}),
 }
 
 APPEND: dict[str, Misuse] = {

@@ -30,9 +30,9 @@ def test_a_full_map_makes_passes_that_each_get_further_until_all_is_folded(tmp_p
     with Changelog.open(tmp_path / "log", config={**CONFIG, "cleaner.dedupe.buffer.size": 1024}) as log:
         for value in ("1", "2", "3"):
             log.append(table({f"k{i}": value for i in range(KEYS)}))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         ends = []
-        while (done := clean_partition(log.host.writer, 0)) is not None:
+        while (done := clean_partition(log.engine.writer, 0)) is not None:
             assert done.map_utilisation <= 1
             ends.append(log.state.partitions[0].clean_end)
             assert restore(log.path).to_dict() == {f"k{i}".encode(): b"3" for i in range(KEYS)}
@@ -53,7 +53,7 @@ def test_a_deleted_key_does_not_come_back_while_passes_go_over_a_dropped_anchor_
         log.drop_anchor("before")
         expected = {f"k{i}".encode(): b"new" for i in range(1, KEYS, 2)}
         passes = 0
-        while clean_partition(log.host.writer, 0) is not None:
+        while clean_partition(log.engine.writer, 0) is not None:
             passes += 1
             assert restore(log.path).to_dict() == expected
             assert restore(log.path).to_arrow().num_rows == len(expected)
@@ -122,7 +122,7 @@ def test_small_segments_are_put_together(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log", config={**CONFIG, "segment.bytes": "1MiB"}) as log:
         for number in range(20):
             log.append(table({f"k{number}": "v"}))
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
         assert len(log.state.partitions[0].segments) == 20
         log.compact()
         assert len(log.state.partitions[0].segments) == 1
@@ -164,7 +164,7 @@ def test_retention_drops_whole_segments_from_the_start(tmp_path: Path) -> None:
         for number in range(4):
             log.append(table({f"k{number}": "v" * 1000}))
             clock.now_ms += 400
-        assert apply_retention(log.host.writer) == 2
+        assert apply_retention(log.engine.writer) == 2
         assert (log.start_offsets(), offsets(log)) == ({0: 2}, [2, 3])
         assert restore(log.path).to_dict() == {f"k{n}".encode(): b"v" * 1000 for n in (2, 3)}
         assert dict(log.store().all()) == restore(log.path).to_dict()

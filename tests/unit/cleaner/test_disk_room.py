@@ -83,10 +83,10 @@ def test_a_pass_never_takes_more_room_than_it_asks_for(
             keys = pa.array([b"k%06d" % (n + number * rows // 2) for n in range(rows)], pa.binary())
             values = pa.array([None if n % 9 == 0 else b"%09d" % n * 50 for n in range(rows)], pa.binary())
             log.append(pa.table({"key": keys, "value": values}))
-        log.host.configure({"compression.type": after})
+        log.engine.configure({"compression.type": after})
         expected = restore(log.path).to_dict()
         for _ in range(2):
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
             files.free, line = 0, log.state.n
             with pytest.raises(StorageFailed, match="no room for a cleaner pass") as refused:
                 log.compact()
@@ -114,14 +114,14 @@ def put(log: Changelog, first: int, count: int) -> None:
     """Long keys and short values, in a segment of their own."""
     keys = pa.array([b"%0200d" % n for n in range(first, first + count)], pa.binary())
     log.append(pa.table({"key": keys, "value": pa.array([b"v"] * count, pa.binary())}))
-    log.host.writer.seal_active()
+    log.engine.writer.seal_active()
 
 
 def asked(files: Counted, log: Changelog, *, spill_all: bool) -> int:
     """What a pass asks for; it has written nothing before."""
     files.free, files.written, line = 0, 0, log.state.n
     with pytest.raises(StorageFailed, match="no room for a cleaner pass") as refused:
-        clean_partition(log.host.writer, 0, spill_all=spill_all)
+        clean_partition(log.engine.writer, 0, spill_all=spill_all)
     assert (files.written, log.state.n) == (0, line)
     return int(str(refused.value.expected).split()[0])
 
@@ -133,7 +133,7 @@ def test_a_pass_asks_before_it_writes_and_for_keys_that_it_moves_too(spill_all: 
         for number in range(3):
             put(log, 1000 * number, 1000)
         files.free = asked(files, log, spill_all=spill_all)
-        done = clean_partition(log.host.writer, 0, spill_all=spill_all)
+        done = clean_partition(log.engine.writer, 0, spill_all=spill_all)
         assert done is not None
         keys = 3000 * 200 if spill_all else 0
         assert done.bytes_written + keys <= files.written <= files.free
@@ -146,7 +146,7 @@ def test_a_pass_asks_for_the_largest_of_its_groups(tmp_path: Path) -> None:
         for count in (10, 10, 500, 10):
             put(log, 0, count)
         files.free = asked(files, log, spill_all=False)
-        assert clean_partition(log.host.writer, 0) is not None
+        assert clean_partition(log.engine.writer, 0) is not None
         assert len(restore(log.path).to_dict()) == 500
 
 
@@ -160,9 +160,9 @@ def test_room_that_goes_during_a_pass_is_missed_before_the_next_group_is_copied(
             put(log, 0, count)
         files.looks, files.written = looks, 0
         with pytest.raises(StorageFailed, match="no room for a cleaner pass"):
-            clean_partition(log.host.writer, 0)
+            clean_partition(log.engine.writer, 0)
         # At most a manifest line for each group that it had asked for.
         assert files.written < (looks - 1) * 20_000 + 1000
         files.looks = None
         assert len(restore(log.path).to_dict()) == 70
-        assert clean_partition(log.host.writer, 0) is not None
+        assert clean_partition(log.engine.writer, 0) is not None

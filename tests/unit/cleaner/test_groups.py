@@ -45,10 +45,10 @@ def filled(tmp_path: Path, *, files: Files = LOCAL, **config: object) -> Changel
     log = Changelog.open(tmp_path / "log", config={**CONFIG, **config}, files=files)
     for start in range(0, 600, 60):
         append(log, range(start, start + 60))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
     log.compact()
     append(log, range(10), b"new")
-    log.host.writer.seal_active()
+    log.engine.writer.seal_active()
     return log
 
 
@@ -63,7 +63,7 @@ def segments(log: Changelog) -> list[str]:
 def test_segments_in_which_nothing_is_obsolete_stay_where_they_are(tmp_path: Path) -> None:
     with filled(tmp_path) as log:
         before = segments(log)
-        done = clean_partition(log.host.writer, 0)
+        done = clean_partition(log.engine.writer, 0)
         assert done is not None
         assert len(set(before) & set(segments(log))) >= 8
         assert done.bytes_written < done.bytes_kept / 3
@@ -113,14 +113,14 @@ def test_a_pass_takes_the_room_of_one_group_and_not_of_the_log(tmp_path: Path) -
     with Changelog.open(tmp_path / "log", config=CONFIG, files=Watching()) as log:
         for start in range(0, 600, 60):
             append(log, range(start, start + 60))
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
         log.compact()
         for start in range(0, 600, 30):
             append(log, range(start, start + 20), b"2" * 1500)
             append(log, range(start, start + 10), b"3" * 1500)
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
         before, watching = on_disk(log.path), True
-        assert clean_partition(log.host.writer, 0) is not None
+        assert clean_partition(log.engine.writer, 0) is not None
     assert before > 15 * SEGMENT
     assert before < most <= before + 1.5 * SEGMENT
 
@@ -141,10 +141,10 @@ def test_room_is_asked_for_before_every_group(tmp_path: Path) -> None:
         log.compact()
         for start in range(0, 600, 30):
             append(log, range(start, start + 1), b"new")
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         files.asked, files.full = 0, True
         with pytest.raises(StorageFailed, match="no room for a cleaner pass"):
-            clean_partition(log.host.writer, 0)
+            clean_partition(log.engine.writer, 0)
         files.full = False
         log.compact()
         assert restore(log.path).to_dict() == {
@@ -160,13 +160,13 @@ def test_a_pass_broken_off_anywhere_leaves_the_same_state_and_is_begun_again(tmp
         first_dirty = log.state.partitions[0].unique_end
         for start in range(0, 300, 20):
             append(log, range(start, start + 1), b"new")
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         wanted = {b"%d" % k: b"new" if k % 20 == 0 else VALUE for k in range(300)}
         swapped = set()
         steps = 0
         while True:
             try:
-                assert clean_partition(log.host.writer, 0, StopAt(steps)) is not None
+                assert clean_partition(log.engine.writer, 0, StopAt(steps)) is not None
             except Aborted:
                 p = log.state.partitions[0]
                 assert p.unique_end == first_dirty
@@ -188,14 +188,14 @@ def test_states_between_commits_are_refused_from_the_first_swap_of_a_pass_on(tmp
     """Else a point whose older records went with the first group would be restored without them."""
     with Changelog.open(tmp_path / "log", config=CONFIG) as log:
         append(log, range(60))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         append(log, range(60, 120))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         append(log, range(120), b"new")
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         for steps in range(60):
             try:
-                clean_partition(log.host.writer, 0, StopAt(steps))
+                clean_partition(log.engine.writer, 0, StopAt(steps))
             except Aborted:
                 pass
             else:
@@ -222,7 +222,7 @@ def test_an_anchor_made_during_a_pass_is_not_undercut(tmp_path: Path) -> None:
                 log.anchor("meanwhile", at=log.state.next_commit - 2)
 
         with pytest.raises(Aborted):
-            clean_partition(log.host.writer, 0, pace)
+            clean_partition(log.engine.writer, 0, pace)
         assert calls > 3
         log.compact()
         assert restore(log.path).to_dict() == before
@@ -268,7 +268,7 @@ def test_groups_that_vanish_leave_no_damage_to_verify(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log", config=CONFIG) as log:
         for start in range(0, 240, 60):
             append(log, range(start, start + 60))
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
         log.compact()
         append(log, range(60, 180), b"new")
         log.compact()
@@ -289,7 +289,7 @@ def test_blocks_of_several_kinds_in_one_segment(
     expected: dict[bytes, bytes] = {}
     with Changelog.open(path, config=config) as log:
         for number in range(9):
-            log.host.configure({"compression.type": codecs[number // 3]})
+            log.engine.configure({"compression.type": codecs[number // 3]})
             value = b"%d" % number
             append(log, range(100 + number % 2 * 10_000, 900 + number % 2 * 10_000), value)
             expected |= {

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from keyfold.checkpoints.cleaner import clean_pass
-from keyfold.checkpoints.cleaner.log_to_clean import section_of
+from keyfold.checkpoints.cleaner.log_to_clean import find_log_to_clean
 from support.machine_living import LivingMachine
 
 NEVER_MS = 10**12
@@ -25,7 +25,7 @@ class ByHand(LivingMachine):
     fixed: ClassVar[dict[str, object]] = {"cleaner.threads": 0, "anchors.auto": 0}
 
     def clean(self) -> None:
-        assert self.log.host.cleaning.clean_in_background(0) is not None
+        assert self.log.engine.cleaning.clean_in_background(0) is not None
 
     def cleaned(self) -> None:
         self.clean()
@@ -45,7 +45,7 @@ def machine() -> Iterator[ByHand]:
     made = ByHand()
     made.create(partitions=1, block_bytes=200, config={"delete.retention.ms": 1000})
     made.append_to(made.log, [(b"a", b"1"), (b"a", None), (b"b", b"1")], "m")
-    made.log.host.writer.seal_active()
+    made.log.engine.writer.seal_active()
     made.prove()
     yield made
     made.teardown()
@@ -84,7 +84,7 @@ def _a_pass_came_after_the_clock_was_set_back(machine: ByHand) -> None:
     machine.cleaned()
     machine.pass_time(-60_000)
     machine.append_to(machine.log, [(b"b", b"2")], "m")
-    machine.log.host.writer.seal_active()
+    machine.log.engine.writer.seal_active()
     machine.cleaned()
     machine.pass_time(1000)
     machine.clean()
@@ -96,7 +96,7 @@ def _a_pass_was_under_way_at_a_look(machine: ByHand) -> None:
     machine.set_retention(0)
 
     def begun(*arguments: Any, **named: Any) -> Any:
-        section = section_of(*arguments, **named)
+        section = find_log_to_clean(*arguments, **named)
         machine.set_retention(NEVER_MS)
         machine.prove()
         machine.prove()
@@ -166,14 +166,14 @@ def test_a_cleaner_that_forgets_the_horizon_is_found_out(
 ) -> None:
     happen(machine)
     machine.prove()
-    assert machine.log.host.cleaning.clean_in_background(0) is None or machine.deleted_is_there
+    assert machine.log.engine.cleaning.clean_in_background(0) is None or machine.deleted_is_there
     machine.prove()
     # Let go at once, as by a setting of 0 that nobody has made.
-    writer = machine.log.host.writer
+    writer = machine.log.engine.writer
     identity = writer.identity
     writer.identity = replace(identity, config=identity.config.with_changes({"delete.retention.ms": 0}))
     for _ in range(2):
-        machine.log.host.cleaning.clean_in_background(0)
+        machine.log.engine.cleaning.clean_in_background(0)
     writer.identity = identity
     assert not machine.deleted_is_there
     with pytest.raises(AssertionError, match="delete 1 went too soon"):

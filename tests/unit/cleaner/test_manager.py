@@ -43,7 +43,7 @@ def keys_of(partition: int, count: int) -> list[bytes]:
 
 def append(log: Changelog, partition: int, count: int, value: bytes = b"v" * 100) -> None:
     log.append(pa.table({"key": keys_of(partition, count), "value": [value] * count}))
-    log.host.writer.seal_active()
+    log.engine.writer.seal_active()
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def clean_then_dirty(log: Changelog, dirty: dict[int, int]) -> None:
 def test_the_filthiest_partition_is_taken_first(log: Changelog) -> None:
     clean_then_dirty(log, {0: 150, 1: 300, 2: 200})
     taken = []
-    while (found := log.host.cleaning.filthiest()) is not None:
-        assert log.host.cleaning.clean_in_background(found[1]) is not None
+    while (found := log.engine.cleaning.filthiest()) is not None:
+        assert log.engine.cleaning.clean_in_background(found[1]) is not None
         taken.append(found[1])
     assert taken == [1, 2, 0]
 
@@ -82,38 +82,38 @@ def test_a_partition_is_due_strictly_above_the_dirty_ratio(log: Changelog) -> No
     clean_then_dirty(log, {0: 50, 1: 100})
     sizes = [[s.size for s in p.segments] for p in log.state.partitions]
     assert sizes[1][0] == sizes[1][1]
-    assert log.host.cleaning.filthiest() is None
-    log.host.configure({"min.cleanable.dirty.ratio": 0.49})
-    assert log.host.cleaning.filthiest() == (0.5, 1)
+    assert log.engine.cleaning.filthiest() is None
+    log.engine.configure({"min.cleanable.dirty.ratio": 0.49})
+    assert log.engine.cleaning.filthiest() == (0.5, 1)
 
 
 def test_an_overdue_partition_goes_before_a_filthier_one(log: Changelog, clock: Clock) -> None:
     clean_then_dirty(log, {0: 10})
     clock.now_ms += 1000
     append(log, 1, 300)
-    log.host.configure({"max.compaction.lag.ms": 999})
-    assert log.host.cleaning.filthiest() == (2.0, 0)
+    log.engine.configure({"max.compaction.lag.ms": 999})
+    assert log.engine.cleaning.filthiest() == (2.0, 0)
 
 
 def test_nothing_is_due_where_the_policy_does_not_compact(log: Changelog) -> None:
     clean_then_dirty(log, {0: 300})
-    log.host.configure({"cleanup.policy": "delete"})
-    assert log.host.cleaning.filthiest() is None
+    log.engine.configure({"cleanup.policy": "delete"})
+    assert log.engine.cleaning.filthiest() is None
 
 
 def test_u_is_another_way_to_say_the_ratio(log: Changelog) -> None:
     """Raft: a snapshot is due when u times the log is larger than the last snapshot."""
-    log.host.configure({"snapshot.u": 4})
+    log.engine.configure({"snapshot.u": 4})
     assert log.config.min_cleanable_dirty_ratio == pytest.approx(0.2)
     clean_then_dirty(log, {0: 24, 1: 30})
-    found = log.host.cleaning.filthiest()
+    found = log.engine.cleaning.filthiest()
     assert found is not None
     assert found[1] == 1
     with pytest.raises(ConfigError, match="two ways"):
-        log.host.configure({"snapshot.u": 4, "min.cleanable.dirty.ratio": 0.5})
+        log.engine.configure({"snapshot.u": 4, "min.cleanable.dirty.ratio": 0.5})
     for bad in (-1, "x", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=r"snapshot\.u"):
-            log.host.configure({"snapshot.u": bad})
+            log.engine.configure({"snapshot.u": bad})
 
 
 # -- a log at rest -------------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ def test_a_log_at_rest_is_cleaned_of_what_a_dropped_anchor_kept_and_of_old_delet
 ) -> None:
     """And then left alone, whatever else is kept."""
     seconds = Seconds()
-    manager = CleanerManager(log.host.writer, seconds)
-    log.host.configure({"delete.retention.ms": 1000, "cleaner.backoff.ms": 10_000})
+    manager = CleanerManager(log.engine.writer, seconds)
+    log.engine.configure({"delete.retention.ms": 1000, "cleaner.backoff.ms": 10_000})
     append(log, 0, 100)
     log.anchor("x")
     log.append(pa.table({"key": keys_of(0, 100), "value": pa.array([None] * 100, pa.binary())}))
@@ -157,8 +157,8 @@ def test_a_log_at_rest_is_cleaned_of_what_a_dropped_anchor_kept_and_of_old_delet
 
 def test_old_deletes_of_a_log_without_anchors_go_at_rest(log: Changelog, clock: Clock) -> None:
     seconds = Seconds()
-    manager = CleanerManager(log.host.writer, seconds)
-    log.host.configure({"delete.retention.ms": 1000, "anchors.auto": 0})
+    manager = CleanerManager(log.engine.writer, seconds)
+    log.engine.configure({"delete.retention.ms": 1000, "anchors.auto": 0})
     log.append(pa.table({"key": keys_of(0, 100), "value": pa.array([None] * 100, pa.binary())}))
     log.compact()
     assert manager.filthiest() is None
@@ -176,8 +176,8 @@ def test_old_deletes_of_a_log_without_anchors_go_at_rest(log: Changelog, clock: 
 
 def test_what_a_dropped_anchor_kept_goes_at_rest_from_a_log_without_deletes(log: Changelog) -> None:
     seconds = Seconds()
-    manager = CleanerManager(log.host.writer, seconds)
-    log.host.configure({"anchors.auto": 0})
+    manager = CleanerManager(log.engine.writer, seconds)
+    log.engine.configure({"anchors.auto": 0})
     append(log, 0, 100)
     log.anchor("x")
     append(log, 0, 100)
@@ -196,7 +196,7 @@ def test_what_a_dropped_anchor_kept_goes_at_rest_from_a_log_without_deletes(log:
 
 def test_a_log_that_is_written_to_is_left_to_its_dirty_ratio(log: Changelog) -> None:
     seconds = Seconds()
-    manager = CleanerManager(log.host.writer, seconds)
+    manager = CleanerManager(log.engine.writer, seconds)
     append(log, 0, 100)
     log.anchor("x")
     append(log, 0, 100)
@@ -228,13 +228,13 @@ def test_a_log_that_is_written_to_is_left_to_its_dirty_ratio(log: Changelog) -> 
 
 def test_everything_from_the_first_young_segment_on_is_left_alone(log: Changelog, clock: Clock) -> None:
     """Also what is older than the lag and lies behind it."""
-    log.host.configure({"min.compaction.lag.ms": 1000})
+    log.engine.configure({"min.compaction.lag.ms": 1000})
     key = keys_of(0, 1)[0]
     for ms, value in ((clock.now_ms - 5000, b"1"), (clock.now_ms, b"2"), (clock.now_ms - 5000, b"3")):
         log.append(
             pa.table({"key": [key], "value": [value], "timestamp": pa.array([ms], pa.timestamp("ms"))})
         )
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
     log.compact()
     assert log.state.partitions[0].clean_end == 1
     assert [o for b in log.read(0) for o in b["offset"].to_pylist()] == [0, 1, 2]
@@ -260,14 +260,14 @@ def test_pauses_are_counted(log: Changelog) -> None:
     clean_then_dirty(log, {0: 300, 1: 200})
     with log.cleaning_paused([0]):
         with log.cleaning_paused([0, 1]):
-            assert log.host.cleaning.filthiest() is None
-        second = log.host.cleaning.filthiest()
+            assert log.engine.cleaning.filthiest() is None
+        second = log.engine.cleaning.filthiest()
         assert second is not None
         assert second[1] == 1
         with pytest.raises(ConfigError, match="Cleaning is paused"):
             log.compact()
-        assert log.host.cleaning.clean_in_background(0) is None
-    found = log.host.cleaning.filthiest()
+        assert log.engine.cleaning.clean_in_background(0) is None
+    found = log.engine.cleaning.filthiest()
     assert found is not None
     assert found[1] == 0
     with pytest.raises(ConfigError, match="no such partition"), log.cleaning_paused([PARTITIONS]):
@@ -293,10 +293,10 @@ def slow_pass(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[st
 
 def test_pausing_stops_the_pass_that_is_under_way(log: Changelog, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = slow_pass(monkeypatch)
-    thread = threading.Thread(target=log.host.cleaning.clean_in_background, args=(1,))
+    thread = threading.Thread(target=log.engine.cleaning.clean_in_background, args=(1,))
     thread.start()
     assert begun.wait(10)
-    assert log.host.cleaning.clean_in_background(1) is None  # in progress
+    assert log.engine.cleaning.clean_in_background(1) is None  # in progress
     with log.cleaning_paused():
         assert ended == ["1"]
     thread.join(10)
@@ -305,13 +305,13 @@ def test_pausing_stops_the_pass_that_is_under_way(log: Changelog, monkeypatch: p
 def test_compact_waits_for_a_rollback_and_for_no_other_pause(log: Changelog) -> None:
     clean_then_dirty(log, {0: 300})
     with ThreadPoolExecutor(1) as pool:
-        with log.host.cleaning.paused([0], cut=True):
+        with log.engine.cleaning.paused([0], cut=True):
             passes = pool.submit(log.compact)
             time.sleep(0.1)
             assert not passes.done()
         assert passes.result(10)
         append(log, 0, 300)
-        with log.host.cleaning.paused([0], cut=True):
+        with log.engine.cleaning.paused([0], cut=True):
             passes = pool.submit(log.compact)
             time.sleep(0.1)
             with log.cleaning_paused([0]), pytest.raises(ConfigError, match="found: 1 pauses"):
@@ -336,7 +336,7 @@ def test_closing_stops_the_pass_that_is_under_way(tmp_path: Path, monkeypatch: p
     config = {**CONFIG, "cleaner.threads": 1, "min.cleanable.dirty.ratio": 0}
     with Changelog.open(tmp_path / "log", config=config) as log:
         log.append(pa.table({"key": [b"a"], "value": [b"1"]}))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         POOL.wake()
         assert begun.wait(10)
     assert ended == ["0"]
@@ -361,7 +361,7 @@ def damage(log: Changelog, partition: int) -> bytes:
 
 
 def fail_until_given_up(log: Changelog, seconds: Seconds) -> CleanerManager:
-    manager = CleanerManager(log.host.writer, seconds)
+    manager = CleanerManager(log.engine.writer, seconds)
     waits = []
     for _ in range(FAILURES_MAX):
         assert manager.clean_in_background(0) is None
@@ -409,7 +409,7 @@ def test_the_reason_survives_a_new_writer(tmp_path: Path) -> None:
         pass
     with Changelog.open(tmp_path / "log") as log:  # from a checkpoint of the state, not from the line
         assert "not as they were written" in log.state.partitions[0].uncleanable
-        assert log.host.cleaning.filthiest() is None
+        assert log.engine.cleaning.filthiest() is None
 
 
 def test_a_full_disk_never_gives_a_partition_up(log: Changelog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +420,7 @@ def test_a_full_disk_never_gives_a_partition_up(log: Changelog, monkeypatch: pyt
 
     monkeypatch.setattr(cleaner_manager, "clean_partition", full)
     seconds = Seconds()
-    manager = CleanerManager(log.host.writer, seconds)
+    manager = CleanerManager(log.engine.writer, seconds)
     for _ in range(3 * FAILURES_MAX):
         assert manager.clean_in_background(0) is None
         seconds.now += 3601
@@ -457,15 +457,15 @@ def test_a_dead_thread_is_counted_and_replaced(
     config = {**CONFIG, "min.cleanable.dirty.ratio": 0, "cleaner.backoff.ms": 10}
     with Changelog.open(tmp_path / "log", config=config) as log:
         append(log, 0, 1)
-        log.host.configure({"cleaner.threads": 1})
-        POOL.remove(log.host)
-        log.host.cleaning = CleanerManager(log.host.writer)
-        pool.add(log.host)
+        log.engine.configure({"cleaner.threads": 1})
+        POOL.remove(log.engine)
+        log.engine.cleaning = CleanerManager(log.engine.writer)
+        pool.add(log.engine)
         eventually(lambda: log.state.partitions[0].unique_end > 0)
         assert pool.dead_threads == 1
         assert "a cleaner thread has died" in caplog.text
-        pool.remove(log.host)
-        POOL.add(log.host)
+        pool.remove(log.engine)
+        POOL.add(log.engine)
 
 
 def test_two_threads_clean_two_partitions_of_one_changelog_at_once(
@@ -482,8 +482,8 @@ def test_two_threads_clean_two_partitions_of_one_changelog_at_once(
     monkeypatch.setattr(cleaner_manager, "clean_partition", together)
     with Changelog.open(tmp_path / "log", partitions=2, config={**config, "cleaner.threads": 0}) as log:
         log.append(pa.table({"key": [b"%d" % n for n in range(50)], "value": [b"v"] * 50}))
-        log.host.writer.seal_active()
-        log.host.configure({"cleaner.threads": 2})
+        log.engine.writer.seal_active()
+        log.engine.configure({"cleaner.threads": 2})
         eventually(lambda: all(p.unique_end == p.end for p in log.state.partitions))
 
 
@@ -512,8 +512,8 @@ def test_metrics_have_kafkas_names_and_tell_what_happened(log: Changelog) -> Non
 def test_the_state_is_the_same_behind_everything(log: Changelog) -> None:
     clean_then_dirty(log, {0: 150, 1: 300, 2: 200})
     before = restore(log.path).to_dict()
-    while (found := log.host.cleaning.filthiest()) is not None:
-        log.host.cleaning.clean_in_background(found[1])
+    while (found := log.engine.cleaning.filthiest()) is not None:
+        log.engine.cleaning.clean_in_background(found[1])
     assert restore(log.path).to_dict() == before
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from keyfold import Changelog, restore
 from keyfold.checkpoints.cleaner import manager, progress
-from keyfold.checkpoints.cleaner.clean_pass import Aborted, _Pass, clean_partition
+from keyfold.checkpoints.cleaner.clean_pass import Aborted, CleanPass, clean_partition
 from keyfold.checkpoints.cleaner.retention import apply_retention
 from keyfold.statestore.errors import CompactedAway
 from keyfold.statestore.segment import block
@@ -44,7 +44,7 @@ class Log:
         return self.log.append(table).number
 
     def configure(self, name: str, value: object) -> None:
-        self.log.host.configure({name: value})
+        self.log.engine.configure({name: value})
 
     def prove(self) -> None:
         prove(self.log, 0, self.committed)
@@ -75,7 +75,7 @@ def spanning(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
 def test_more_automatic_anchors_cannot_cut_where_the_state_is_gone(log: Log, spanning: list[Record]) -> None:
     log.put((b"a", b"1"))
     log.put(*spanning, (b"a", None))
-    clean_partition(log.log.host.writer, 0)
+    clean_partition(log.log.engine.writer, 0)
     assert 1 < log.log.state.partitions[0].clean_end < 9
     log.configure("anchors.auto", 3)
     log.put((b"c", b"1"))
@@ -90,7 +90,7 @@ def test_a_rollback_cannot_cut_where_the_state_is_gone(log: Log, spanning: list[
     second = log.put((b"b", b"1"), *spanning, (b"a", None))
     for number in range(3):
         log.put((b"c", b"%d" % number))
-    clean_partition(log.log.host.writer, 0)
+    clean_partition(log.log.engine.writer, 0)
     assert 1 < log.log.state.partitions[0].clean_end < 10
     log.log.rollback(second)
     del log.committed[10:]
@@ -128,18 +128,18 @@ def test_a_pass_dates_no_tombstone_that_it_has_not_come_to(log: Log, monkeypatch
     log.put((b"a", b"1"), (b"a", b"2"), (b"t", b"old"), (b"f0", b"x" * 2000))
     log.put(*[(b"n%d" % n, b"v") for n in range(100)], (b"f1", b"x" * 2000))
     log.put((b"t", None), (b"f2", b"x" * 2000))
-    log.log.host.writer.seal_active()
-    publish: Callable[..., None] = _Pass._publish
+    log.log.engine.writer.seal_active()
+    publish: Callable[..., None] = CleanPass._publish
 
-    def once(self: _Pass, *args: object, **more: object) -> None:
+    def once(self: CleanPass, *args: object, **more: object) -> None:
         publish(self, *args, **more)
         raise Aborted
 
     with monkeypatch.context() as patch, suppress(Aborted):
-        patch.setattr(_Pass, "_publish", once)
-        clean_partition(log.log.host.writer, 0)
+        patch.setattr(CleanPass, "_publish", once)
+        clean_partition(log.log.engine.writer, 0)
     log.configure("cleaner.dedupe.buffer.size", 1024)
-    assert clean_partition(log.log.host.writer, 0) is not None
+    assert clean_partition(log.log.engine.writer, 0) is not None
     log.clock.now_ms += 2000
     log.configure("cleaner.dedupe.buffer.size", 1 << 20)
     log.log.compact()
@@ -208,8 +208,8 @@ def test_a_delete_goes_when_retention_has_removed_what_it_deleted(kept_delete: L
     log = kept_delete
     p = log.log.state.partitions[0]
     size = p.bytes - p.segments[0].size
-    log.log.host.configure({"cleanup.policy": "compact,delete", "retention.bytes": size})
-    assert apply_retention(log.log.host.writer) == 1
+    log.log.engine.configure({"cleanup.policy": "compact,delete", "retention.bytes": size})
+    assert apply_retention(log.log.engine.writer) == 1
     assert log.log.start_offsets() == {0: 1}
     log.log.compact()
     assert log.offsets(b"a") == []
@@ -220,15 +220,15 @@ def test_a_pass_that_goes_back_and_is_broken_off_has_proved_nothing(
 ) -> None:
     log = kept_delete
     log.log.drop_anchor("x")
-    publish: Callable[..., None] = _Pass._publish
+    publish: Callable[..., None] = CleanPass._publish
 
-    def once(self: _Pass, *args: object, **more: object) -> None:
+    def once(self: CleanPass, *args: object, **more: object) -> None:
         publish(self, *args, **more)
         raise Aborted
 
     with monkeypatch.context() as patch, suppress(Aborted):
-        patch.setattr(_Pass, "_publish", once)
-        clean_partition(log.log.host.writer, 0)
+        patch.setattr(CleanPass, "_publish", once)
+        clean_partition(log.log.engine.writer, 0)
     p = log.log.state.partitions[0]
     assert (p.unique_end, p.swept_end, p.clean_end) == (1, 1, 7)
     log.prove()

@@ -13,7 +13,7 @@ import pytest
 from keyfold import Changelog, restore
 from keyfold.checkpoints.cleaner import manager as cleaner_manager
 from keyfold.checkpoints.cleaner.clean_pass import Aborted, clean_partition
-from keyfold.checkpoints.cleaner.log_to_clean import Section, section_of
+from keyfold.checkpoints.cleaner.log_to_clean import LogToClean, find_log_to_clean
 from keyfold.checkpoints.cleaner.retention import apply_retention
 from keyfold.statestore.errors import CompactedAway
 from keyfold.statestore.segment.writer import Segment
@@ -36,7 +36,7 @@ def log(tmp_path: Path, clock: Clock) -> Iterator[Changelog]:
 
 def append(log: Changelog, keys: range, value: bytes = b"v" * 100) -> None:
     log.append(pa.table({"key": [b"%d" % k for k in keys], "value": [value] * len(keys)}))
-    log.host.writer.seal_active()
+    log.engine.writer.seal_active()
 
 
 def offsets(log: Changelog) -> list[int]:
@@ -46,11 +46,11 @@ def offsets(log: Changelog) -> list[int]:
 # -- grouping ------------------------------------------------------------------------------------------------
 
 
-def section(*sizes: int) -> Section:
+def section(*sizes: int) -> LogToClean:
     segments = tuple(
         Segment(f"{n}", 10 * n, 10 * (n + 1), size, 10, 0, -1, 0, 1) for n, size in enumerate(sizes)
     )
-    return Section(segments, 0, 0, 10 * len(sizes), (), 0, 0)
+    return LogToClean(segments, 0, 0, 10 * len(sizes), (), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_dirty_ratio_is_of_bytes_below_what_cannot_be_cleaned(log: Changelog
     append(log, range(25))
     log.append(pa.table({"key": [b"active"], "value": [b"v"]}))
     clean, dirty, active = log.state.partitions[0].segments
-    found = section_of(log.host.writer, log.state, 0)
+    found = find_log_to_clean(log.engine.writer, log.state, 0)
     assert found.segments == (clean, dirty)
     assert found.dirty_bytes == dirty.size
     assert found.dirty_ratio == dirty.size / (clean.size + dirty.size)
@@ -95,8 +95,8 @@ def test_the_dirty_ratio_is_of_bytes_below_what_cannot_be_cleaned(log: Changelog
 
 def retain(log: Changelog, clock: Clock) -> None:
     """Drop all segments but the last, by size."""
-    log.host.configure({"cleanup.policy": "compact,delete", "retention.bytes": 1})
-    assert apply_retention(log.host.writer) > 0
+    log.engine.configure({"cleanup.policy": "compact,delete", "retention.bytes": 1})
+    assert apply_retention(log.engine.writer) > 0
 
 
 def test_a_first_dirty_offset_that_retention_has_passed_is_where_the_log_begins(
@@ -107,7 +107,7 @@ def test_a_first_dirty_offset_that_retention_has_passed_is_where_the_log_begins(
     retain(log, clock)
     start = log.start_offsets()[0]
     assert start == 60
-    assert section_of(log.host.writer, log.state, 0).first_dirty == start
+    assert find_log_to_clean(log.engine.writer, log.state, 0).first_dirty == start
     append(log, range(60, 75), b"new")
     log.compact()
     assert restore(log.path).to_dict() == {b"%d" % k: b"new" if k < 75 else b"v" * 100 for k in range(60, 90)}
@@ -127,18 +127,18 @@ def test_segments_that_retention_drops_during_a_pass_end_it(log: Changelog, cloc
             retain(log, clock)
 
     with pytest.raises(Aborted):
-        clean_partition(log.host.writer, 0, pace)
-    log.host.writer.garbage.collect()
+        clean_partition(log.engine.writer, 0, pace)
+    log.engine.writer.garbage.collect()
     named = {s.name for s in log.state.partitions[0].segments}
     assert {f.name for f in (log.path / "0").glob("*.arrows")} == named
-    log.host.configure({"retention.bytes": -1})
+    log.engine.configure({"retention.bytes": -1})
     log.compact()
     assert offsets(log) == list(range(90, 180))
 
 
 def test_compact_and_delete_together(log: Changelog, clock: Clock) -> None:
     """The log is compacted, and what is too old goes whether it is a last value or not."""
-    log.host.configure({"cleanup.policy": "compact,delete", "retention.ms": 1000})
+    log.engine.configure({"cleanup.policy": "compact,delete", "retention.ms": 1000})
     append(log, range(10), b"1")
     append(log, range(10), b"2")
     log.compact()
@@ -146,7 +146,7 @@ def test_compact_and_delete_together(log: Changelog, clock: Clock) -> None:
     clock.now_ms += 800
     append(log, range(5), b"3")
     clock.now_ms += 800
-    assert apply_retention(log.host.writer) == 1
+    assert apply_retention(log.engine.writer) == 1
     assert restore(log.path).to_dict() == {b"%d" % k: b"3" for k in range(5)}
     assert dict(log.store().all()) == restore(log.path).to_dict()
     with pytest.raises(CompactedAway):
@@ -179,11 +179,11 @@ def test_a_new_limit_holds_for_the_next_pass(log: Changelog, monkeypatch: pytest
             rates.append(self.rate())
 
     monkeypatch.setattr(cleaner_manager, "Throttle", Noting)
-    manager = cleaner_manager.CleanerManager(log.host.writer)
+    manager = cleaner_manager.CleanerManager(log.engine.writer)
     append(log, range(10))
     for rate in ("10MB", "20MB"):
         append(log, range(10))
-        log.host.configure({"cleaner.io.max.bytes.per.second": rate})
+        log.engine.configure({"cleaner.io.max.bytes.per.second": rate})
         rates.clear()
         assert manager.clean_in_background(0) is not None
         assert set(rates) == {int(rate[:2]) * 10**6}
@@ -196,7 +196,7 @@ def test_a_rolled_back_partition_ends_the_pass(log: Changelog) -> None:
     """Truncation against cleaning: the swap of a pass that began before is void."""
     append(log, range(10))
     append(log, range(10), b"new")
-    writer = log.host.writer
+    writer = log.engine.writer
 
     def pace(size: int) -> None:
         p = replace(writer.state.partitions[0], cuts=(20,))

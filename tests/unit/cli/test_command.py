@@ -291,18 +291,18 @@ def test_the_dirty_ratio_is_that_of_the_bytes_that_can_be_cleaned(tmp_path: Path
     with Changelog.open(root, config=BY_HAND) as log:
         log.append(rows(("a", "1")))
         assert ratio() == 0, "an active segment cannot be cleaned"
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         assert ratio() == 1
         log.compact()
         assert ratio() == 0
         log.append(rows(("a", "1")))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         assert ratio() == 0.5
 
 
 def test_stats_show_batch_and_source_position_of_each_app(closed: Path) -> None:
     with Changelog.open(closed) as log:
-        log.host.writer.commit({}, Batch("counts", 7, query="q-1", source=('{"topic":{"0":12}}',)))
+        log.engine.writer.commit({}, Batch("counts", 7, query="q-1", source=('{"topic":{"0":12}}',)))
     (app,) = [a for a in json_of("stats", closed)["apps"] if a["app"] == "counts"]
     assert (app["last_batch"], app["last_commit"], app["query"]) == (7, 4, "q-1")
     assert app["source"] == ['{"topic":{"0":12}}']

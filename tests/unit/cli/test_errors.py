@@ -337,9 +337,10 @@ def test_rich_is_loaded_only_where_a_bar_is_drawn(
 
 def test_the_public_names_of_the_room_are_no_modules() -> None:
     script = (
-        "import keyfold.checkpoints.changelog, keyfold.checkpoints.restore.restore, keyfold.checkpoints.resume.resume\n"
+        "import keyfold.checkpoints.changelog, keyfold.checkpoints.restore.restore\n"
+        "import keyfold.checkpoints.resume.resume\n"
         "from keyfold import restore, resume, Changelog\n"
-        "import keyfold.checkpoints as room\n"
+        "import keyfold as room\n"
         "assert callable(restore) and callable(resume) and room.restore is restore\n"
         "assert all(hasattr(room, name) for name in room.__all__)\n"
     )

@@ -207,8 +207,8 @@ def test_dump_below_the_start_of_the_log_says_where_it_begins(tmp_path: Path) ->
     with Changelog.open(tmp_path / "log", config=config) as log:
         for n in range(2):
             log.append(rows((f"{n}", "v")))
-            log.host.writer.seal_active()
-        apply_retention(log.host.writer)
+            log.engine.writer.seal_active()
+        apply_retention(log.engine.writer)
         log.append(rows(("2", "v")))
     done = run("dump", tmp_path / "log", "--from", "0")
     assert done.exit_code == 6

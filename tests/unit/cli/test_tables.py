@@ -92,7 +92,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Changelog.open(root, config=BY_HAND) as log:
         log.append(rows(*((f"key {i}", "x" * 50) for i in range(3_000))))
         source = ('{"topic":{"0":123456789012345,"1":123456789012346}}',)
-        log.host.writer.commit({}, Batch("a job with a long name", 1_234_567, query="q", source=source))
+        log.engine.writer.commit({}, Batch("a job with a long name", 1_234_567, query="q", source=source))
     return root
 
 

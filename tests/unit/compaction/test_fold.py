@@ -18,10 +18,10 @@ import pytest
 
 from keyfold.checkpoints.compaction import key_index
 from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compact, last_per_key, last_values
-from keyfold.checkpoints.compaction.key_index import LastKeys
+from keyfold.checkpoints.compaction.key_index import KeyIndex
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keys.group_hash import group_hash
-from keyfold.statestore.keys.key_table import HeldKeys
+from keyfold.statestore.keys.key_table import KeyTable
 from keyfold.statestore.keys.partitioner import xxh64
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 from support.fold_model import HASHES, Record, batches, compacted, folded, map_end, records, same_hash
@@ -140,7 +140,7 @@ def test_every_interval_counts_its_own_keys() -> None:
 
 
 @pytest.mark.parametrize("hash_keys", [group_hash, same_hash])
-def test_a_map_ends_at_the_first_key_without_room_in_every_short_log(hash_keys: key_index.HashKeys) -> None:
+def test_a_map_ends_at_the_first_key_without_room_in_every_short_log(hash_keys: key_index.KeyHasher) -> None:
     """All logs of five records and three keys, so also A B A C: a key that comes back needs no room again."""
     for keys in product((b"a", b"b", b"c"), repeat=5):
         log = log_of(*keys)
@@ -228,7 +228,7 @@ def test_tombstones_behind_the_map_stay() -> None:
 
 
 @pytest.mark.parametrize("hash_keys", HASHES)
-def test_with_little_room_tombstones_go_in_several_passes(hash_keys: key_index.HashKeys) -> None:
+def test_with_little_room_tombstones_go_in_several_passes(hash_keys: key_index.KeyHasher) -> None:
     log = [Record(i, b"%d" % i, None) for i in range(40)]
     lengths = []
     while log:
@@ -337,7 +337,7 @@ ALIKE = {
 
 @pytest.mark.parametrize("hash_keys", HASHES)
 @pytest.mark.parametrize("keys", ALIKE.values(), ids=ALIKE.keys())
-def test_similar_keys_stay_apart(keys: list[bytes], hash_keys: key_index.HashKeys) -> None:
+def test_similar_keys_stay_apart(keys: list[bytes], hash_keys: key_index.KeyHasher) -> None:
     """Each key three times, first in the clean section; every key's last record stays, and no other."""
     log = log_of(*keys, *reversed(keys), *keys)
     count = len(keys)
@@ -579,8 +579,8 @@ def test_a_map_serves_one_going_over_the_log() -> None:
 
 
 def test_keys_are_found_by_their_bytes() -> None:
-    held = HeldKeys()
-    last = LastKeys(held)
+    held = KeyTable()
+    last = KeyIndex(held)
     last.add(pa.array([b"a", b"bb", b"a"], pa.binary()))
     last.finish()
     asked = pa.array([b"bb", b"b", b"a", b""], pa.binary())

@@ -28,7 +28,7 @@ from keyfold.statestore.kv.stores import (
     TypedStore,
     TypedView,
 )
-from keyfold.statestore.rocksdb.store import Identity, LastValues
+from keyfold.statestore.rocksdb.store import LastValues, StoreId
 
 Table = dict[bytes, bytes]
 
@@ -69,7 +69,7 @@ def rows_of(table: dict[bytes, bytes | None], offset: int = 0) -> pa.RecordBatch
 
 
 def last_values(table: Table, stack: ExitStack, directory: Path, partition: int = 0) -> LastValues:
-    store = stack.enter_context(LastValues.open(directory / f"p{partition}", Identity("uuid", partition, 1)))
+    store = stack.enter_context(LastValues.open(directory / f"p{partition}", StoreId("uuid", partition, 1)))
     if table:
         store.apply(rows_of(dict(table)), len(table))
     return store

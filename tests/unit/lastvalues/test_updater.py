@@ -65,12 +65,12 @@ def test_keys_that_retention_has_dropped_are_no_last_values(tmp_path: Path) -> N
     config = {"cleaner.threads": 0, "cleanup.policy": "compact,delete", "retention.ms": 1000}
     with Changelog.open(tmp_path / "log", config=config, clock_ms=lambda: now_ms[0]) as log:
         log.append(table(old="1"))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         log.append(table(new="1"))
         assert dict(log.store().all()) == {b"old": b"1", b"new": b"1"}
         now_ms[0] += 2000
         log.append(table(newer="1"))
-        assert apply_retention(log.host.writer) == 1
+        assert apply_retention(log.engine.writer) == 1
         assert dict(log.store().all()) == {b"new": b"1", b"newer": b"1"}
 
 
@@ -79,8 +79,8 @@ def test_a_writer_waits_while_the_stores_are_too_far_behind(tmp_path: Path) -> N
     with Changelog.open(tmp_path / "log", config=config) as log:
         for number in range(8):
             log.append(pa.table({"key": [f"k{number}-{i}" for i in range(400)], "value": ["v" * 1000] * 400}))
-        log.host.wait_for_room()
-        assert log.host._keeper.lag_bytes() <= 1 << 20
+        log.engine.wait_for_room()
+        assert log.engine._keeper.lag_bytes() <= 1 << 20
 
 
 class Applied:

@@ -14,9 +14,9 @@ import pytest
 
 from keyfold import Changelog
 from keyfold.checkpoints.cleaner.retention import apply_retention
-from keyfold.checkpoints.engine import Host
+from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.lastvalues.stores import KeptStores, Step
-from keyfold.checkpoints.lastvalues.updater import Keeper
+from keyfold.checkpoints.lastvalues.updater import StateUpdater
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.checkpoints.log.recovery import open_writer
 from keyfold.statestore.errors import Damaged, WriterFenced
@@ -59,19 +59,19 @@ def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More partitions than are applied in one step, each slowly, and somebody who asks for single keys."""
-    apply, wait = Step.apply, Keeper.wait
+    apply, wait = Step.apply, StateUpdater.wait
 
     def apply_slowly(self: Step) -> None:
         apply(self)
         time.sleep(0.01)
 
-    def wait_and_more(self: Keeper, target: tuple[int, ...], seconds: float) -> bool:
+    def wait_and_more(self: StateUpdater, target: tuple[int, ...], seconds: float) -> bool:
         reached = wait(self, target, seconds)
         time.sleep(0.03)
         return reached
 
     monkeypatch.setattr(Step, "apply", apply_slowly)
-    monkeypatch.setattr(Keeper, "wait", wait_and_more)
+    monkeypatch.setattr(StateUpdater, "wait", wait_and_more)
     keys = [f"k{n}" for n in range(600)]
     with Changelog.open(tmp_path / "log", partitions=150, config=QUIET) as log:
         log.append(table(keys, "0"))
@@ -110,7 +110,7 @@ def test_no_read_takes_a_store_that_is_being_built_again_for_the_last_values(
     config = {"cleaner.threads": 0, "cleanup.policy": "compact,delete", "retention.ms": 1000}
     with Changelog.open(tmp_path / "log", config=config, clock_ms=lambda: now[0]) as log:
         log.append(table(["old"], "1"))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         now[0] += 900
         log.append(table(["stays"], "1"))
         assert log.get(b"stays") == b"1"
@@ -125,7 +125,7 @@ def test_no_read_takes_a_store_that_is_being_built_again_for_the_last_values(
         def get_late(self: LastValues, key: bytes) -> bytes | None:
             if not cleared.is_set():
                 now[0] += 200
-                assert apply_retention(log.host.writer) == 1
+                assert apply_retention(log.engine.writer) == 1
                 assert cleared.wait(10)
                 found = get(self, key)
                 read.set()
@@ -161,7 +161,7 @@ def test_a_store_with_a_damaged_block_is_built_again_and_the_read_is_answered(
 ) -> None:
     with Changelog.open(tmp_path / "log", partitions=3, config=QUIET) as log:
         log.append(table([f"k{n}" for n in range(30_000)], "1"))
-        log.host.catch_up()
+        log.engine.catch_up()
         damage_store(tmp_path / "log")
         assert read(log) == b"1"
         assert len(list(log.store().all())) == 30_000
@@ -197,7 +197,7 @@ def test_what_reads_one_commit_and_meets_a_damaged_block_says_so_and_the_next_on
     path = tmp_path / "log"
     with Changelog.open(path, partitions=3, config=QUIET) as log:
         log.append(table([f"k{n}" for n in range(30_000)], "1"))
-        log.host.catch_up()
+        log.engine.catch_up()
         damage_store(path)
         with pytest.raises(Damaged) as refused:
             SCANS[number](log)
@@ -232,19 +232,19 @@ def test_a_writer_that_was_overtaken_touches_no_store_of_the_next_one(tmp_path: 
     path = tmp_path / "log"
     with Changelog.open(path, config=QUIET) as log:
         log.append(table(["a"], "1"))
-        log.host.catch_up()
+        log.engine.catch_up()
     overtaken = Changelog.open(path)
-    host = Host(open_writer(OtherFiles(), path, None, now_ms, steal=True))
+    engine = Engine(open_writer(OtherFiles(), path, None, now_ms, steal=True))
     try:
-        assert host.last_values().get(b"a") == b"1"
+        assert engine.last_values().get(b"a") == b"1"
         stores = sorted(path.glob("store-*"))
         with pytest.raises(WriterFenced):
             overtaken.get(b"a")
         assert sorted(path.glob("store-*")) == stores
         assert all((store / "CURRENT").exists() for store in stores)
-        assert host.last_values().get(b"a") == b"1"
+        assert engine.last_values().get(b"a") == b"1"
     finally:
-        host.close()
+        engine.close()
         overtaken.close()
 
 
@@ -256,15 +256,15 @@ def test_a_store_that_a_living_writer_was_building_is_not_the_overtaken_ones_to_
     overtaken = Changelog.open(path, config=QUIET)
     overtaken.append(table(["a"], "1"))
     assert overtaken.get(b"a") == b"1"
-    kept: KeptStores = overtaken.host._keeper._kept
-    host = Host(open_writer(OtherFiles(), path, None, now_ms, steal=True))
+    kept: KeptStores = overtaken.engine._keeper._kept
+    engine = Engine(open_writer(OtherFiles(), path, None, now_ms, steal=True))
     try:
-        assert host.last_values().get(b"a") == b"1"
+        assert engine.last_values().get(b"a") == b"1"
         with pytest.raises(WriterFenced):
             kept.discard()
-        assert host.last_values().get(b"a") == b"1"
+        assert engine.last_values().get(b"a") == b"1"
     finally:
-        host.close()
+        engine.close()
         overtaken.close()
 
 

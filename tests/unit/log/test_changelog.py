@@ -401,7 +401,7 @@ def test_flipping_any_byte_of_a_segment_is_noticed(path: Path, sealed: bool) -> 
     with Changelog.open(path, config=QUIET) as log:
         log.append(table(*((f"k{i}", "v") for i in range(20))))
         if sealed:
-            log.host.writer.seal_active()
+            log.engine.writer.seal_active()
         (segment,) = (path / "0").glob("*.arrows")
         whole = segment.read_bytes()
         with Changelog.open(path, mode="r") as reader:

@@ -66,7 +66,7 @@ def test_a_writer_that_cleans_only_by_hand_is_not_asked(tmp_path: Path) -> None:
 
 def test_where_the_writer_ends_first_the_command_compacts_itself(tmp_path: Path) -> None:
     with filled(tmp_path / "log") as log:
-        POOL.remove(log.host)  # it does not listen
+        POOL.remove(log.engine)  # it does not listen
         command = start_compact(log.path, "--json")
         eventually(lambda: bool(compact_requests.open_requests(LOCAL, log.path)))
     out, _ = command.communicate(timeout=60)
@@ -75,7 +75,7 @@ def test_where_the_writer_ends_first_the_command_compacts_itself(tmp_path: Path)
 
 def test_a_request_of_a_dead_process_is_forgotten(tmp_path: Path) -> None:
     with filled(tmp_path / "log") as log:
-        POOL.remove(log.host)
+        POOL.remove(log.engine)
         command = start_compact(log.path)
         eventually(lambda: bool(compact_requests.open_requests(LOCAL, log.path)))
         command.send_signal(signal.SIGKILL)

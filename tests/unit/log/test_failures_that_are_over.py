@@ -12,7 +12,7 @@ from keyfold import Changelog, Standby
 from keyfold.checkpoints import engine
 from keyfold.checkpoints.lastvalues import updater
 from keyfold.checkpoints.lastvalues.stores import KeptStores
-from keyfold.checkpoints.lastvalues.updater import Keeper
+from keyfold.checkpoints.lastvalues.updater import StateUpdater
 from keyfold.checkpoints.log.recovery import open_writer
 from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.rocksdb.database import Database
@@ -46,7 +46,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def _get_after_a_wait_for_all(log: Changelog) -> object:
-    log.host.catch_up()
+    log.engine.catch_up()
     return log.get(b"a")
 
 
@@ -67,11 +67,11 @@ def test_no_read_raises_a_failure_that_is_over(
     with Changelog.open(tmp_path / "log", partitions=2, config=BY_HAND) as log:
         disk.is_full = True
         log.append(rows(("a", "1"), ("b", "1")))
-        eventually(lambda: log.host._keeper._failure is not None)
+        eventually(lambda: log.engine._keeper._failure is not None)
         disk.is_full = False
         if tried:
             log.append(rows(("b", "2")))
-            eventually(lambda: not any(log.host._keeper.lag().values()))
+            eventually(lambda: not any(log.engine._keeper.lag().values()))
         log.append(rows(("a", "2")))
         assert in_time(lambda: read(log)) == b"2"
 
@@ -99,12 +99,12 @@ def test_a_writer_does_not_wait_for_stores_that_cannot_be_written_and_waits_agai
         disk.is_full = True
         for _ in range(3):
             in_time(lambda: log.append(large))
-        assert log.host._keeper.lag_bytes() > 1 << 20
+        assert log.engine._keeper.lag_bytes() > 1 << 20
         disk.is_full = False
-        eventually(lambda: log.host._keeper.lag_bytes() == 0 or log.append(rows(("a", "1"))) is None)
+        eventually(lambda: log.engine._keeper.lag_bytes() == 0 or log.append(rows(("a", "1"))) is None)
         log.append(large)
-        in_time(log.host.wait_for_room)
-        assert log.host._keeper.lag_bytes() <= 1 << 20
+        in_time(log.engine.wait_for_room)
+        assert log.engine._keeper.lag_bytes() <= 1 << 20
 
 
 class Vanishing(tuple[Any, ...]):
@@ -117,18 +117,18 @@ class Vanishing(tuple[Any, ...]):
         return True
 
 
-@pytest.mark.parametrize("ask", [Keeper.lag, Keeper.lag_bytes])
+@pytest.mark.parametrize("ask", [StateUpdater.lag, StateUpdater.lag_bytes])
 def test_stores_that_are_removed_meanwhile_lag_by_what_they_lacked(
-    ask: Callable[[Keeper], Any], tmp_path: Path
+    ask: Callable[[StateUpdater], Any], tmp_path: Path
 ) -> None:
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
         log.append(rows(("a", "1")))
-        log.host.catch_up()
-        kept = log.host._keeper._kept
+        log.engine.catch_up()
+        kept = log.engine._keeper._kept
         there = Vanishing(kept._stores)
         there.kept = kept
         kept._stores, kept._done = there, [None]
-        found = ask(log.host._keeper)
+        found = ask(log.engine._keeper)
         assert found in ({0: 0}, 0)
         kept._stores = tuple(there)
 

@@ -65,12 +65,12 @@ def open_log(path: Path) -> Changelog:
 @contextmanager
 def held_everywhere(log: Changelog):  # type: ignore[no-untyped-def]
     """Threads of the parent hold every lock at the moment of a fork."""
-    from keyfold.checkpoints import engine
+    from keyfold.checkpoints import engine as engines
     from keyfold.checkpoints.cleaner import pool
 
     locks = [
-        log.host.transactions, log.host.writer.exclusive, log.host.writer.garbage._lock, engine._hosts_lock,
-        pool.POOL._changed, log.host.cleaning._changed, log.host._keeper._changed, log.host.chores,
+        log.engine.transactions, log.engine.writer.exclusive, log.engine.writer.garbage._lock, engines._hosts_lock,
+        pool.POOL._changed, log.engine.cleaning._changed, log.engine._keeper._changed, log.engine.chores,
     ]  # fmt: skip
     done = threading.Event()
     ready = threading.Semaphore(0)

@@ -17,7 +17,7 @@ import pytest
 from keyfold import Changelog, Standby, restore
 from keyfold.checkpoints import engine
 from keyfold.checkpoints.log import ingest
-from keyfold.checkpoints.log.recovery import Creation, open_writer
+from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
 from keyfold.checkpoints.log.writer import Batch
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.verify.verify import verify
@@ -49,7 +49,7 @@ def test_a_relative_path_is_that_of_the_moment_when_it_was_opened(
         assert log.get(b"k1") == b"2"
         assert dict(log.store().all())[b"first"] == b"1"
         with Changelog.open(tmp_path / "a" / "var" / "x") as same:
-            assert same.host is log.host
+            assert same.engine is log.engine
     assert everything(tmp_path / "b") == set()
     assert len(restore(tmp_path / "a" / "var" / "x").to_dict()) == 21
 
@@ -95,10 +95,10 @@ def move_and_make_again(path: Path) -> Path | None:
 
 def _make_theirs(path: Path) -> None:
     """A changelog of another process."""
-    writer = open_writer(QUICK, path, Creation(1, None, LogConfig()), Clock(), steal=False)
-    batches = ingest.checked(rows(("theirs", "1")), 0)
+    writer = open_writer(QUICK, path, NewChangelog(1, None, LogConfig()), Clock(), steal=False)
+    batches = ingest.normalize(rows(("theirs", "1")), 0)
     with ThreadPoolExecutor(1) as pool:
-        writer.commit(ingest.partitioned(batches, 1, None, pool), Batch("theirs", 0))
+        writer.commit(ingest.partition_blocks(batches, 1, None, pool), Batch("theirs", 0))
     writer.close()
 
 
@@ -180,8 +180,8 @@ def test_whatever_else_a_writer_does_leaves_no_trace_where_its_directory_was(
     home = happen(path)
     there = everything(path) if path.exists() else None
     acts: list[Callable[[], object]] = [
-        log.compact, lambda: log.anchor("x"), lambda: log.host.configure({"retention.ms": 1}),
-        lambda: log.rollback(1), log.host.do_chores, log.host.writer.garbage.collect,
+        log.compact, lambda: log.anchor("x"), lambda: log.engine.configure({"retention.ms": 1}),
+        lambda: log.rollback(1), log.engine.do_chores, log.engine.writer.garbage.collect,
     ]  # fmt: skip
     for act in acts:
         try:
@@ -211,7 +211,7 @@ def test_a_directory_that_was_removed_is_made_afresh_by_the_next_open(tmp_path: 
         log.append(rows(("a", f"{number}")))
         assert log.get(b"a") == b"%d" % number
         for old in logs[:-1]:
-            assert old.host is not log.host
+            assert old.engine is not log.engine
             with pytest.raises(WriterFenced):
                 old.append(rows(("a", "9")))
         assert restore(path).to_dict() == {b"a": b"%d" % number}

@@ -76,7 +76,7 @@ def test_a_failed_commit_says_what_became_of_the_batch(
         with Changelog.open(path, config=BY_HAND, files=files) as log:
             log.append(rows(("a", "1")), batch_id=0)
             if rolls:
-                log.host.writer._checkpoint_bytes = 0
+                log.engine.writer._checkpoint_bytes = 0
             files.left = n
             outcome = outcome_of(lambda log=log: log.append(rows(("a", "2")), batch_id=1))  # type: ignore[misc]
             files.left = None
@@ -102,10 +102,10 @@ def test_what_follows_the_log_and_fails_does_not_make_a_commit_fail(tmp_path: Pa
         def fail(state: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        log.host.writer.on_change(fail)
+        log.engine.writer.on_change(fail)
         assert log.append(rows(("a", "1"))).number == 1
         assert log.append(rows(("a", "2"))).number == 2
-        assert not log.host.writer.fenced
+        assert not log.engine.writer.fenced
 
 
 class Scarce(Watched):
@@ -128,4 +128,4 @@ def test_a_look_at_the_claims_waits_for_a_file_that_it_can_open(tmp_path: Path) 
         files.armed = 5
         assert log.append(rows(("a", "2"))).number == 2
         assert files.armed == 0
-        assert not log.host.writer.fenced
+        assert not log.engine.writer.fenced

@@ -57,7 +57,7 @@ class Play:
 
     def append(self, writer: Writer, key: str) -> None:
         table = pa.table({"key": [key.encode()], "value": [b"new"]})
-        parts = ingest.partitioned(ingest.checked(table, 0), 1, None, Here())  # type: ignore[arg-type]
+        parts = ingest.partition_blocks(ingest.normalize(table, 0), 1, None, Here())  # type: ignore[arg-type]
         writer.commit(parts, Batch(key, 0))
         self.acknowledged[key.encode()] = b"new"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from keyfold import Changelog
-from keyfold.checkpoints.lastvalues.directories import Aside, remove_dead
+from keyfold.checkpoints.lastvalues.directories import StandbyStoreDirs
 from keyfold.checkpoints.log.compact_requests import Request, open_requests
+from keyfold.checkpoints.log.dead_standbys import remove_dead_standbys
 from keyfold.checkpoints.log.reader_marks import ViewLock, oldest_view
 from keyfold.statestore.files import LOCAL, Files
 from support.changelogs import BY_HAND, rows
@@ -33,7 +34,7 @@ def ask(root: Path) -> Callable[[], object]:
 
 
 def stand_by(root: Path) -> Callable[[], object]:
-    return Aside(LOCAL, root).close
+    return StandbyStoreDirs(LOCAL, root).close
 
 
 def sees_mark(root: Path) -> bool:
@@ -45,7 +46,7 @@ def sees_request(root: Path) -> bool:
 
 
 def sees_standby(root: Path) -> bool:
-    remove_dead(LOCAL, root)
+    remove_dead_standbys(LOCAL, root)
     return any((root / "work").glob("standby-*.lock"))
 
 
@@ -125,7 +126,7 @@ def test_a_view_that_a_finalizer_releases_keeps_nobody_waiting(tmp_path: Path) -
                 log.append(rows(*((f"k{i}", f"{n}") for i in range(100))))
                 Job(log)
                 log.compact()
-                assert not log.host.writer.garbage._lock.locked()
+                assert not log.engine.writer.garbage._lock.locked()
         done.set()
 
     gc.disable()
@@ -155,7 +156,7 @@ def test_a_file_that_is_replaced_while_the_views_are_looked_at_waits(tmp_path: P
     files = Coming()
     with Changelog.open(tmp_path / "log", config=BY_HAND, files=files) as log:
         log.append(rows(("a", "1")))
-        garbage, directory = log.host.writer.garbage, tmp_path / "log" / "0"
+        garbage, directory = log.engine.writer.garbage, tmp_path / "log" / "0"
         for name in ("early", "late"):
             (directory / name).write_bytes(b"")
         garbage.add(log.state.n, [directory / "early"])
@@ -174,7 +175,7 @@ def test_what_waits_for_a_reader_that_stays_costs_little_at_each_look(tmp_path: 
     """Comparing each file that waits with each other took seconds where there are thousands."""
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
         log.append(rows(("a", "1")))
-        garbage, n = log.host.writer.garbage, log.state.n
+        garbage, n = log.engine.writer.garbage, log.state.n
         with Changelog.open(tmp_path / "log", mode="r"):
             for number in range(20_000):
                 garbage.add(n + 1 + number, [tmp_path / "log" / "0" / f"{number}"])
@@ -188,7 +189,7 @@ def test_a_proof_that_meets_the_rolling_of_the_journal_does_not_fail(tmp_path: P
     """Whoever deletes proves without the writer's lock, and may look at the journal that was just closed."""
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
         log.append(rows(("a", "1")))
-        writer = log.host.writer
+        writer = log.engine.writer
         closed = writer._journal
         looked = threading.Event()
 

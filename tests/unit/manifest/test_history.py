@@ -71,7 +71,7 @@ def test_what_a_line_says_of_a_segment_does_not_grow_with_the_segment(tmp_path: 
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
         for i in range(50):
             log.append(rows(("k", str(i))))
-        segment = log.host.writer._active[0].segment
+        segment = log.engine.writer._active[0].segment
         assert len(segment.marks) == 2
         assert set(piece_line(segment, begun=False)) == {
             *("file", "base", "next", "size", "records", "tombstones", "max_timestamp", "created", "crc")
@@ -160,8 +160,8 @@ def removed(path: Path, gone: int, commits: int) -> Changelog:
         if i == gone:
             clock.now_ms += 5000
         log.append(rows((f"a{i}", str(i))), app_id=f"app-{i}")
-        log.host.writer.seal_active()
-    assert apply_retention(log.host.writer) == gone
+        log.engine.writer.seal_active()
+    assert apply_retention(log.engine.writer) == gone
     return log
 
 
@@ -211,9 +211,9 @@ def test_an_anchor_does_not_outlive_what_retention_removes(tmp_path: Path) -> No
         log.append(rows(("a", "1")))
         log.anchor("x")
         log.append(rows(("b", "1")))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         clock.now_ms += 5000
-        apply_retention(log.host.writer)
+        apply_retention(log.engine.writer)
         log.append(rows(("c", "1")))
         with pytest.raises(CompactedAway, match="Retention"):
             restore(log.path, at="x")

@@ -21,7 +21,7 @@ from keyfold.checkpoints.manifest.idempotence import (
     BATCH_MAX,
     OnReset,
     Reset,
-    StreamBatch,
+    SourceBatch,
     admits_stream,
     appended,
 )
@@ -41,12 +41,12 @@ def state(query: str = "q1", batch: int = 5, source: tuple[str, ...] = ("s5",), 
     return State(20, 1, before.partitions, (commit,), {"app": commit}, {}, 10)
 
 
-def stream(batch: int, source: str, previous: str, query: str = "q1", *, skips: bool = False) -> StreamBatch:
+def stream(batch: int, source: str, previous: str, query: str = "q1", *, skips: bool = False) -> SourceBatch:
     before = (previous,) if previous else ()
-    return StreamBatch(query, batch, (source,), before, partial(QueryStart, (Begin("s5"),)), skips)
+    return SourceBatch(query, batch, (source,), before, partial(QueryStart, (Begin("s5"),)), skips)
 
 
-def admits(of: State, b: StreamBatch, reset: Reset = REFUSE) -> bool:
+def admits(of: State, b: SourceBatch, reset: Reset = REFUSE) -> bool:
     return admits_stream(of, LOG, "app", b, reset)
 
 
@@ -437,10 +437,10 @@ def test_the_default_app_stays_with_the_changelog(tmp_path: Path) -> None:
     """Whatever its directory is called later, and wherever its log is copied to."""
     path = tmp_path / "counts"
     with Changelog.open(path, config=QUIET) as log:
-        log.host.writer.commit({}, Batch("counts", 0, query="q", source=("s",)))
+        log.engine.writer.commit({}, Batch("counts", 0, query="q", source=("s",)))
         assert log.identity.app == "counts"
         log.snapshot(tmp_path / "backup")
-        log.host.configure({"anchors.auto": 1})
+        log.engine.configure({"anchors.auto": 1})
     Changelog.clone(tmp_path / "backup", tmp_path / "clone").close()
     with restore(path) as whole:
         whole.to_changelog(tmp_path / "wider", partitions=3)

@@ -218,7 +218,7 @@ def test_a_selection_of_everything_is_the_whole(
 def test_the_folder_of_snapshots_stays_with_the_changelog_that_it_is_of(
     log: Changelog, tmp_path: Path
 ) -> None:
-    log.host.configure({"snapshot.dest": str(tmp_path / "kept")})
+    log.engine.configure({"snapshot.dest": str(tmp_path / "kept")})
     restore(log.path).to_changelog(tmp_path / "copy")
     own = {"snapshot.dest": str(tmp_path / "own")}
     restore(log.path).to_changelog(tmp_path / "other", config=own)

@@ -43,7 +43,7 @@ def deliver(log: Changelog, batch: int, query: str = "q1", source: tuple[str, ..
     last = log.state.apps.get("job")
     if last is not None and last.query == query:
         pins = tuple(a.name for a in log.state.anchors.values() if a.app == "job" and a.commit < last.number)
-    log.host.writer.commit({}, Batch("job", batch, query=query, source=source, unanchor=pins))
+    log.engine.writer.commit({}, Batch("job", batch, query=query, source=source, unanchor=pins))
 
 
 class Spark:

@@ -11,7 +11,7 @@ import pytest
 
 from keyfold import Changelog, restore, resume
 from keyfold.checkpoints.log.writer import Batch
-from keyfold.checkpoints.manifest.idempotence import Reset, StreamBatch, admits_stream
+from keyfold.checkpoints.manifest.idempotence import Reset, SourceBatch, admits_stream
 from keyfold.checkpoints.manifest.resumption import QueryStart
 from keyfold.checkpoints.manifest.source_offsets import Begin
 from keyfold.checkpoints.verify.verify import verify
@@ -147,14 +147,14 @@ def test_every_app_is_back_at_its_own_last_batch(log: Changelog) -> None:
         assert {app: again.last_batch(app) for app in "abc"} == {"a": 0, "b": 1, "c": None}
 
 
-def stream(log: Changelog, batch: int) -> StreamBatch:
+def stream(log: Changelog, batch: int) -> SourceBatch:
     before = (f'{{"t":{{"0":{batch}}}}}',) if batch else ()
     start = partial(QueryStart, tuple(map(Begin, before)))
-    return StreamBatch("q1", batch, (f'{{"t":{{"0":{batch + 1}}}}}',), before, start)
+    return SourceBatch("q1", batch, (f'{{"t":{{"0":{batch + 1}}}}}',), before, start)
 
 
-def deliver(log: Changelog, b: StreamBatch) -> None:
-    log.host.writer.commit({}, Batch("job", b.batch, query=b.query, source=b.source))
+def deliver(log: Changelog, b: SourceBatch) -> None:
+    log.engine.writer.commit({}, Batch("job", b.batch, query=b.query, source=b.source))
 
 
 def test_the_query_whose_batches_were_taken_back_is_refused_until_it_resumes(log: Changelog) -> None:
@@ -199,7 +199,7 @@ def test_a_disk_that_fails_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log", config=CONFIG, files=files) as log:
         append(log, range(5), b"1")
         append(log, range(5), b"2")
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         files.failing = True
         with pytest.raises(StorageFailed, match="could not be cut"):
             log.rollback(1)

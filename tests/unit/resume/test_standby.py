@@ -131,7 +131,7 @@ def test_it_returns_with_complete_last_values(path: Path, log: Changelog) -> Non
         log.append(table(**{f"k{i}": "1" for i in range(20_000)}))
         log.close()
         with waiting.result() as mine:
-            assert mine.host._keeper.lag() == {0: 0, 1: 0}
+            assert mine.engine._keeper.lag() == {0: 0, 1: 0}
             assert len(values(mine)) == 20_003
 
 
@@ -308,13 +308,13 @@ def test_what_retention_drops_goes(path: Path) -> None:
     config = {"cleaner.threads": 0, "cleanup.policy": "compact,delete", "retention.ms": 1000}
     with Changelog.open(path, config=config, clock_ms=lambda: now[0]) as log:
         log.append(table(old="1"))
-        log.host.writer.seal_active()
+        log.engine.writer.seal_active()
         log.append(table(new="1"))
         with Standby(path, clock_ms=lambda: now[0]) as standby:
             eventually(lambda: is_warm(standby))
             now[0] += 2000
             log.append(table(newer="1"))
-            assert apply_retention(log.host.writer) == 1
+            assert apply_retention(log.engine.writer) == 1
             eventually(lambda: is_warm(standby))
             log.close()
             with standby.take_over(timeout=60) as mine:
@@ -328,10 +328,10 @@ def test_files_that_it_reads_are_spared_by_the_cleaner(path: Path, log: Changelo
         log.append(table(a="2", b="2", c="2"))
         log.compact()
         standby.lag()
-        log.host.writer.garbage.collect()
+        log.engine.writer.garbage.collect()
         files.resume()
         eventually(lambda: is_warm(standby))
-    log.host.writer.garbage.collect()
+    log.engine.writer.garbage.collect()
     named = {s.name for p in log.state.partitions for s in p.segments}
     assert {f.name for f in path.glob("*/*.arrows")} == named
 

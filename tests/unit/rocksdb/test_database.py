@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from keyfold.statestore.rocksdb import store as lastvalues
 from keyfold.statestore.rocksdb.database import Database
 from keyfold.statestore.rocksdb.format import ALL_PARTITIONS, data_end, data_prefix, stored_keys
-from keyfold.statestore.rocksdb.store import Identity, LastValues, StoreUnusable, apply_together
+from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable, apply_together
 from support.folds import IN_MEMORY, last_per_key, records_from
 
 #: The first, neighbours around a carry between the bytes of their number, and the last.
@@ -56,7 +56,7 @@ class ManyFolds(RuleBasedStateMachine):
         }
         self.stores = {
             number: LastValues(
-                self.database, *folds.get(number, (Identity("u", number, self.generations[number]), 0))
+                self.database, *folds.get(number, (StoreId("u", number, self.generations[number]), 0))
             )
             for number in PARTITIONS
         }
@@ -135,9 +135,9 @@ def test_the_rows_of_a_partition_are_between_its_prefix_and_its_end(number: int)
 def test_a_store_of_many_partitions_is_not_opened_as_that_of_one(tmp_path: Path) -> None:
     database = Database.open(tmp_path / "store")
     apply_all(
-        {n: LastValues(database, Identity("u", n, 0), 0) for n in (1, 2)}, {1: {b"a": b"1"}, 2: {b"b": b"2"}}
+        {n: LastValues(database, StoreId("u", n, 0), 0) for n in (1, 2)}, {1: {b"a": b"1"}, 2: {b"b": b"2"}}
     )
     database.close()
-    for identity in (Identity("u", 1, 0), Identity("u", 3, 0), None):
+    for identity in (StoreId("u", 1, 0), StoreId("u", 3, 0), None):
         with pytest.raises(StoreUnusable):
             LastValues.open(tmp_path / "store", identity)

@@ -23,14 +23,14 @@ from keyfold.statestore.kv.api import StoreClosed
 from keyfold.statestore.kv.stores import Overlay, ReadOnlyStore
 from keyfold.statestore.rocksdb import format
 from keyfold.statestore.rocksdb import store as lastvalues
-from keyfold.statestore.rocksdb.store import Identity, LastValues, StoreUnusable
+from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable
 from support.folds import IDENTITY, IN_MEMORY, Record, apply, folded, last_per_key, records_from
 from support.waiting import eventually
 
 OPEN = """
 import pathlib, sys
-from keyfold.statestore.rocksdb.store import Identity, LastValues
-LastValues.open(pathlib.Path(sys.argv[1]), Identity("6f1c", 3, 1))
+from keyfold.statestore.rocksdb.store import StoreId, LastValues
+LastValues.open(pathlib.Path(sys.argv[1]), StoreId("6f1c", 3, 1))
 """
 
 
@@ -244,8 +244,8 @@ def test_files_are_put_together_sooner_where_nothing_is_written(
 # -- open ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", [Identity("other", 3, 1), Identity("6f1c", 4, 1), Identity("6f1c", 3, 2)])
-def test_a_store_of_another_fold_is_unusable(directory: Path, other: Identity) -> None:
+@pytest.mark.parametrize("other", [StoreId("other", 3, 1), StoreId("6f1c", 4, 1), StoreId("6f1c", 3, 2)])
+def test_a_store_of_another_fold_is_unusable(directory: Path, other: StoreId) -> None:
     with LastValues.open(directory, IDENTITY) as store:
         store.apply(last_per_key([]), 1)
     with pytest.raises(StoreUnusable) as refused:

@@ -106,7 +106,7 @@ def test_another_record_is_refused_by_row_and_column(
     pairs: list[tuple[bytes, bytes | None]] = [(key, value)] * 12
     pairs[row] = (bad_key, bad_value)
     with pytest.raises(BadRecord) as refused:
-        ingest.checked(table(*pairs), 0, columns)
+        ingest.normalize(table(*pairs), 0, columns)
     assert refused.value.position == f"row {row}, {part}"
     assert refused.value.expected
     assert refused.value.remedy

@@ -26,7 +26,7 @@ def written(path: Path, codecs: tuple[str, ...], *, gaps: bool) -> dict[int, tup
     records: dict[int, tuple[bytes, bytes]] = {}
     with Changelog.open(path, config=CONFIG) as log:
         for block, codec in enumerate(codecs):
-            log.host.configure({"compression.type": codec})
+            log.engine.configure({"compression.type": codec})
             # With gaps, each second record is followed by a later one of its key.
             keys = [b"%d" % (row // (2 if gaps else 1) + 1000 * block) for row in range(ROWS)]
             values = [b"%d-%d" % (block, row) for row in range(ROWS)]

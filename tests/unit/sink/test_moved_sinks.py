@@ -28,7 +28,7 @@ def test_a_sink_neither_makes_its_changelog_again_nor_writes_another_one(
             Changelog.open(path).close()
         with pytest.raises((WriterFenced, ConfigError)):
             sink.log.append(rows(("a", "2")))
-        sink.log.host.writer.fence("seen")
+        sink.log.engine.writer.fence("seen")
         with pytest.raises(ConfigError if happened == "replaced" else NotAChangelog):
             sink._opened(None)
         assert path.exists() == (happened == "replaced")
@@ -38,6 +38,6 @@ def test_a_sink_whose_changelog_was_put_back_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with ChangelogSink(path) as sink:
         sink.log.append(rows(("a", "1")))
-        sink.log.host.writer.fence("a disk that failed once")
+        sink.log.engine.writer.fence("a disk that failed once")
         sink._opened(None).append(rows(("a", "2")))
         assert sink.log.get(b"a") == b"2"

@@ -51,7 +51,7 @@ def records(log: Changelog) -> list[list[Row]]:
 
 def commit(log: Changelog, stage: Stage, staged: list[Staged], codec: str | None = None) -> None:
     parts = blocks_by_partition(LOCAL, stage, staged, codec)
-    log.host.writer.commit(parts, Batch("test", stage.batch))
+    log.engine.writer.commit(parts, Batch("test", stage.batch))
 
 
 rows_of_a_task = st.lists(
@@ -81,7 +81,7 @@ def test_the_log_gets_the_rows_of_each_partition_in_order(
         rows = [row for batches in tasks for rows in batches for row in rows]
         with Changelog.open(Path(directory) / "log", partitions=partitions) as log:
             for number in range(2):
-                log.host.writer.commit(
+                log.engine.writer.commit(
                     blocks_by_partition(LOCAL, stage, staged, codec), Batch("test", number)
                 )
             expected = [
@@ -245,7 +245,7 @@ def test_a_file_that_the_driver_does_not_see_does_not_fence_the_writer(
     filenames.staged(tmp_path, 0, 0, 0).unlink()
     with pytest.raises(StorageFailed, match='placement="driver"'):
         commit(log, stage, staged)
-    assert not log.host.writer.fenced
+    assert not log.engine.writer.fenced
     commit(log, stage, stage.run(LOCAL, [batch([(b"a", b"1")])], 0, 1))
     assert [row for part in records(log) for row in part] == [(b"a", b"1")]
 

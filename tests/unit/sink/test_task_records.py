@@ -18,7 +18,7 @@ from keyfold.statestore.kv.api import LAST_RECORDS, RecordStore, StoreClosed
 from keyfold.statestore.kv.stores import PartitionedStore
 from keyfold.statestore.rocksdb.format import HEADER
 from keyfold.statestore.rocksdb.snapshot import unpacked
-from keyfold.statestore.rocksdb.store import Identity, LastValues
+from keyfold.statestore.rocksdb.store import LastValues, StoreId
 
 #: More than are looked up in one turn. Key n has the offset n and the timestamp 10 n; every seventh is gone.
 COUNT = 20_000
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         directory: Path = tmp_path_factory.mktemp("records")
         stores = []
         for number, part in enumerate(parts):
-            values = stack.enter_context(LastValues.open(directory / str(number), Identity("u", number, 0)))
+            values = stack.enter_context(LastValues.open(directory / str(number), StoreId("u", number, 0)))
             half = len(part) // 2
             values.apply(rows(part[:half]), part[half])
             values.apply(rows(part[half:]), COUNT)
@@ -84,7 +84,7 @@ def test_ranges_come_with_their_records(store: RecordStore) -> None:
 
 
 def test_a_snapshot_that_was_closed_gives_no_records(tmp_path: Path) -> None:
-    with LastValues.open(tmp_path / "one", Identity("u", 0, 0)) as values:
+    with LastValues.open(tmp_path / "one", StoreId("u", 0, 0)) as values:
         snapshot = values.snapshot()
         snapshot.close()
         for ask in (
@@ -97,7 +97,7 @@ def test_a_snapshot_that_was_closed_gives_no_records(tmp_path: Path) -> None:
 
 
 def test_records_of_a_snapshot_stay_as_they_were(tmp_path: Path) -> None:
-    with LastValues.open(tmp_path / "one", Identity("u", 0, 0)) as values:
+    with LastValues.open(tmp_path / "one", StoreId("u", 0, 0)) as values:
         values.apply(rows([1, 2, 3]), 4)
         with closing(values.snapshot()) as snapshot:
             last = rows([4]).set_column(2, "key", pa.array([KEYS[1]], pa.binary()))

@@ -280,7 +280,7 @@ def test_the_search_goes_on_where_the_log_begins_later(tmp_path: Path) -> None:
         life.after(40)
         life.put("long", b"kept")
         life.after(40)
-        life.log.host.do_chores()
+        life.log.engine.do_chores()
         assert life.log.start_offsets()[0] > 0
         assert life.keys("long") == [b"kept"]
         life.after(60)

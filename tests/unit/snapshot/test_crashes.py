@@ -17,7 +17,7 @@ import pyarrow.fs
 import pytest
 
 from keyfold import Changelog, restore
-from keyfold.checkpoints.snapshot.snapshot import Place, take
+from keyfold.checkpoints.snapshot.snapshot import Location, take
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import NotAChangelog
 from keyfold.statestore.files import LOCAL, Data, OpenFile
@@ -98,14 +98,14 @@ def log(tmp_path: Path) -> Iterator[Changelog]:
         log.append(rows(*((f"k{n}", "older") for n in range(40))))
         log.compact()
         log.append(rows(*((f"k{n}", "new") for n in range(40))))
-        log.host.configure({"delete.retention.ms": 1})
+        log.engine.configure({"delete.retention.ms": 1})
         yield log
 
 
 def taken(log: Changelog, files: RemoteFiles, to: Path) -> None:
-    with log.host.writer.pin() as state:
-        source = Place(LOCAL, log.path)
-        take(source, log.identity, state, state.commits[-1], Place(files, to))
+    with log.engine.writer.pin() as state:
+        source = Location(LOCAL, log.path)
+        take(source, log.identity, state, state.commits[-1], Location(files, to))
 
 
 def value_of(to: Path) -> bytes | None:

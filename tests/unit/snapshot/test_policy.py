@@ -50,7 +50,7 @@ def log(tmp_path: Path, dest: Path) -> Iterator[Changelog]:
 
 def run(log: Changelog) -> list[int]:
     """One look of the policy; which snapshots there are then."""
-    log.host.snapshots.run()
+    log.engine.snapshots.run()
     assert log.snapshot_status()["failure"] == ""
     return [s.commit for s in log.snapshots()]
 
@@ -76,7 +76,7 @@ def test_one_is_taken_when_the_log_behind_the_last_is_so_large(
     log: Changelog, ratio: float, commits: int
 ) -> None:
     """Ten commits of the same size in the first one: it is due when u times what came since is larger."""
-    log.host.configure({"snapshot.commits": 0, "snapshot.dirty.ratio": ratio, "segment.bytes": 1 << 20})
+    log.engine.configure({"snapshot.commits": 0, "snapshot.dirty.ratio": ratio, "segment.bytes": 1 << 20})
     append(log, 10)
     assert run(log) == [10]
     more = 0
@@ -118,13 +118,13 @@ def test_one_is_taken_with_the_first_commit_after_a_rollback(log: Changelog, des
 def test_another_folder_gets_its_own(log: Changelog, tmp_path: Path) -> None:
     append(log)
     run(log)
-    log.host.configure({"snapshot.dest": f"file://{tmp_path}/elsewhere"})
+    log.engine.configure({"snapshot.dest": f"file://{tmp_path}/elsewhere"})
     assert run(log) == [1]
     assert there(tmp_path / "elsewhere") == [1]
-    log.host.configure({"snapshot.dest": ""})
+    log.engine.configure({"snapshot.dest": ""})
     append(log, 10)
-    log.host.snapshots.look()
-    assert log.host.snapshots._thread is None
+    log.engine.snapshots.look()
+    assert log.engine.snapshots._thread is None
     assert log.snapshots() == []
 
 
@@ -171,7 +171,7 @@ def test_a_kill_at_any_operation_leaves_only_whole_ones_to_be_seen(
             append(log)
         files = KillAt(n, halfway=halfway, only=on(*CHANGES, path=f"{dest}*"))
         with suppress(Killed):
-            Changelog.open(path, files=files).host.snapshots.run()
+            Changelog.open(path, files=files).engine.snapshots.run()
         killed = files.dead
         bury(files)
         with Changelog.open(path) as log:
@@ -196,7 +196,7 @@ def test_a_kill_while_one_is_removed_leaves_none_that_looks_whole(tmp_path: Path
         log = Changelog.open(tmp_path / "log", partitions=2, config=config, files=files)
         for _ in range(3):
             append(log)
-            log.host.snapshots.run()
+            log.engine.snapshots.run()
     assert files.dead
     bury(files)
     assert (dest / "000000000001").exists()
@@ -211,7 +211,7 @@ def test_what_is_not_its_own_is_left_alone(log: Changelog, dest: Path) -> None:
     (dest / "42").mkdir()
     for _ in range(3):
         append(log, 3)
-        log.host.snapshots.run()
+        log.engine.snapshots.run()
     assert sorted(p.name for p in dest.iterdir()) == ["000000000006", "000000000009", "42", "notes"]
 
 
@@ -220,7 +220,7 @@ def test_two_changelogs_do_not_share_a_folder(log: Changelog, dest: Path, tmp_pa
     run(log)
     with Changelog.open(tmp_path / "other", config=log.config.changed()) as other:
         append(other, 5)
-        other.host.snapshots.run()
+        other.engine.snapshots.run()
         assert "Another changelog" in str(other.snapshot_status()["failure"])
         assert other.snapshot_status()["failed"] == 1
     assert there(dest) == [1]
@@ -232,7 +232,7 @@ def test_two_changelogs_do_not_share_a_folder(log: Changelog, dest: Path, tmp_pa
 def test_a_place_that_fails_is_tried_again_later_and_shown(
     log: Changelog, dest: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = log.host.snapshots
+    policy = log.engine.snapshots
     append(log)
     dest.write_text("a file is in the way")
     policy.run()
@@ -263,13 +263,13 @@ def test_a_place_that_cannot_be_read_is_told(log: Changelog, dest: Path) -> None
 def test_a_writer_that_was_fenced_or_overtaken_takes_none(log: Changelog, dest: Path) -> None:
     append(log)
     (log.path / "manifest" / "99.journal").touch()
-    log.host.snapshots.run()
+    log.engine.snapshots.run()
     assert not dest.exists()
     (log.path / "manifest" / "99.journal").unlink()
-    log.host.writer.fence("for this test")
-    log.host.snapshots.run()
-    log.host.snapshots.look()
-    assert log.host.snapshots._thread is None
+    log.engine.writer.fence("for this test")
+    log.engine.snapshots.run()
+    log.engine.snapshots.look()
+    assert log.engine.snapshots._thread is None
     assert not dest.exists()
 
 
@@ -295,9 +295,9 @@ def test_closing_ends_one_that_is_under_way(tmp_path: Path, dest: Path) -> None:
     files = PauseAt(on("create", path=f"{dest}/*.arrows"))
     log = Changelog.open(tmp_path / "log", config=config, files=files)
     append(log)
-    log.host.snapshots.look()
+    log.engine.snapshots.look()
     files.wait()
-    policy = log.host.snapshots
+    policy = log.engine.snapshots
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(log.close)
         eventually(policy._closing.is_set)
@@ -329,8 +329,8 @@ def test_a_clone_of_the_folder_is_one_of_the_newest_and_has_no_folder(
         assert clone.config.snapshot_dest == ""
         assert clone.config.snapshot_commits == 3
         append(clone, 10)
-        clone.host.snapshots.look()
-        assert clone.host.snapshots._thread is None
+        clone.engine.snapshots.look()
+        assert clone.engine.snapshots._thread is None
     assert [s.commit for s in log.snapshots()] == [1, 4]
 
 
@@ -348,7 +348,7 @@ def test_a_folder_of_half_ones_or_of_several_changelogs_is_refused(dest: Path, t
 
 def test_the_same_behind_s3(log: Changelog, s3: str, tmp_path: Path) -> None:
     dest = s3.format("kept")
-    log.host.configure({"snapshot.dest": dest, "snapshot.commits": 1})
+    log.engine.configure({"snapshot.dest": dest, "snapshot.commits": 1})
     append(log)
     assert run(log) == [1]
     log.pin_snapshot(1)

@@ -153,7 +153,7 @@ def test_the_policy_removes_no_snapshot_that_has_a_reader(tmp_path: Path, how: s
 
         def take(value: str) -> None:
             log.append(rows(("a", value)))
-            log.host.snapshots.run()
+            log.engine.snapshots.run()
 
         take("0")
         (first,) = log.snapshots()

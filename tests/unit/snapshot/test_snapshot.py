@@ -18,7 +18,7 @@ from keyfold import Changelog, restore, resume
 from keyfold.checkpoints.cli.group import cli
 from keyfold.checkpoints.log.writer import Batch
 from keyfold.checkpoints.snapshot.file_list import read_list, write_list
-from keyfold.checkpoints.snapshot.snapshot import Place, take
+from keyfold.checkpoints.snapshot.snapshot import Location, take
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import CompactedAway, ConfigError, Damaged, KeyfoldError, NotAChangelog
 from keyfold.statestore.files import LOCAL
@@ -196,7 +196,7 @@ def test_a_damaged_segment_is_not_copied(log: Changelog, to: Path) -> None:
     log.snapshot(to)
     before = restore(to).to_dict()
     append(log, range(50), b"new")
-    log.host.writer.seal_active()
+    log.engine.writer.seal_active()
     path = log.path / "0" / log.state.partitions[0].segments[-1].name
     data = path.read_bytes()
     path.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
@@ -217,10 +217,10 @@ def test_a_kill_at_any_operation_leaves_none_or_the_one_before_or_the_new_one(
         for value in (b"1", b"2"):
             append(log, range(10), value)
             if sealed:
-                log.host.writer.seal_active()
-            source, last = Place(LOCAL, log.path), log.state.commits[-1]
+                log.engine.writer.seal_active()
+            source, last = Location(LOCAL, log.path), log.state.commits[-1]
             if value == b"1":
-                take(source, log.identity, log.state, last, Place(LOCAL, tmp_path / "before"))
+                take(source, log.identity, log.state, last, Location(LOCAL, tmp_path / "before"))
         for earlier in (False, True):
             n = 0
             while True:
@@ -230,7 +230,7 @@ def test_a_kill_at_any_operation_leaves_none_or_the_one_before_or_the_new_one(
                 files = KillAt(n, halfway=halfway, only=changes)
                 killed = True
                 with suppress(Killed):
-                    take(source, log.identity, log.state, last, Place(files, to))
+                    take(source, log.identity, log.state, last, Location(files, to))
                     killed = False
                 bury(files)
                 try:
@@ -244,7 +244,7 @@ def test_a_kill_at_any_operation_leaves_none_or_the_one_before_or_the_new_one(
                     assert found in choices[: 1 if not killed else 2]
                     assert verify(to).damages == []
                 # and it can be taken again
-                take(source, log.identity, log.state, last, Place(LOCAL, to))
+                take(source, log.identity, log.state, last, Location(LOCAL, to))
                 assert restore(to).to_dict() == state(range(10), b"2")
                 shutil.rmtree(to)
                 n += 1
@@ -257,11 +257,13 @@ def test_a_full_disk_leaves_the_one_before(log: Changelog, to: Path) -> None:
     log.snapshot(to)
     before = restore(to).to_dict()
     append(log, range(50), b"new")
-    log.host.writer.seal_active()
+    log.engine.writer.seal_active()
     for n in range(0, 12, 2):
         files = FailAt(n, 28, forever=True, halfway=True, only=changes)
         with pytest.raises(KeyfoldError, match="snapshot could not be written"):
-            take(Place(LOCAL, log.path), log.identity, log.state, log.state.commits[-1], Place(files, to))
+            take(
+                Location(LOCAL, log.path), log.identity, log.state, log.state.commits[-1], Location(files, to)
+            )
         bury(files)
         assert restore(to).to_dict() == before
     log.snapshot(to)
@@ -301,7 +303,7 @@ def test_a_clone_of_an_earlier_commit_is_sound(log: Changelog, to: Path, tmp_pat
 
 def test_a_job_whose_machine_is_lost_resumes_from_a_clone(log: Changelog, to: Path, tmp_path: Path) -> None:
     position = '{"topic":{"0":17}}'
-    log.host.writer.commit({}, Batch("job", 4, query="q", source=(position,)))
+    log.engine.writer.commit({}, Batch("job", 4, query="q", source=(position,)))
     log.snapshot(to)
     log.close()
     shutil.rmtree(log.path)

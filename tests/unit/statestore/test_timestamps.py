@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 
 from keyfold import Changelog
-from keyfold.checkpoints.log.ingest import checked
+from keyfold.checkpoints.log.ingest import normalize
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.files import LOCAL
 from support.changelogs import BY_HAND
@@ -56,9 +56,9 @@ def test_every_timestamp_is_exact_or_refused_with_its_row(unit: str, times: list
     batches = pa.concat_tables([table(column(unit, [0, None])), table(column(unit, times))])
     if None in expected:
         with pytest.raises(BadRecord, match=rf"timestamp(.|\n)*row {2 + expected.index(None)}\b"):
-            checked(batches, NOW_MS)
+            normalize(batches, NOW_MS)
     else:
-        found = [b.column("timestamp").cast(pa.int64()).to_pylist() for b in checked(batches, NOW_MS)]
+        found = [b.column("timestamp").cast(pa.int64()).to_pylist() for b in normalize(batches, NOW_MS)]
         assert [ms for part in found for ms in part] == [0, NOW_MS, *expected]
 
 
@@ -100,5 +100,5 @@ def test_a_record_from_the_far_future_is_not_deleted_as_the_oldest(tmp_path: Pat
 
 def test_no_timestamp_value_is_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(BadRecord) as caught:
-        checked(table(column("ms", [-424_242])), NOW_MS)
+        normalize(table(column("ms", [-424_242])), NOW_MS)
     assert "424" not in str(caught.value)

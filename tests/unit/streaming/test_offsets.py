@@ -198,7 +198,7 @@ def retained(path: Path) -> Changelog:
     )  # fmt: skip
     log.append(table(*((f"k{i}", str(i)) for i in range(5)), timestamp_ms=0))
     log.append(table(*((f"k{i}", str(i)) for i in range(5, 9)), timestamp_ms=1 << 40))
-    assert apply_retention(log.host.writer) == 1
+    assert apply_retention(log.engine.writer) == 1
     assert log.start_offsets() == {0: 5}
     return log
 

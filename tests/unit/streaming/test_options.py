@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfold.checkpoints.restore.view_token import HandedView
+from keyfold.checkpoints.restore.view_token import ViewToken
 from keyfold.statestore.errors import ConfigError
 from keyfold.streaming.options import Offsets, Options, parse
 
@@ -144,7 +144,7 @@ def test_a_seed_needs_a_commit_that_never_changes() -> None:
 
 
 def test_a_view_is_taken_with_the_offsets_it_is_of_and_as_it_was_written() -> None:
-    view = HandedView("uuid", 7, "lease", 90, 60, (0, 1), (0, 5), (0, 2), {1: ()})
+    view = ViewToken("uuid", 7, "lease", 90, 60, (0, 1), (0, 5), (0, 2), {1: ()})
     options = parsed(endOffsets="3,9", view=view.to_text())
     assert options.view == view
     assert refused(view=view.to_text()).expected == "both"

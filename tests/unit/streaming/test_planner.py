@@ -23,7 +23,7 @@ from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.segment.writer import Segment
 from keyfold.streaming import leases
-from keyfold.streaming.leases import Keeper
+from keyfold.streaming.leases import LeaseRenewer
 from keyfold.streaming.planner import Piece, Planner, pieces_of
 from support.faults.inject import FailAt, changes
 from support.source import QUIET, Driver, clean, numbered, read_batch, table
@@ -61,7 +61,7 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Segm
     log.compact()
     for i in range(40):
         log.append(numbered(range(i * 7)))
-    log.host.configure({"segment.bytes": 1 << 30})
+    log.engine.configure({"segment.bytes": 1 << 30})
     for i in range(40):
         log.append(numbered(range(i)))
     found = log.state.partitions[0].segments
@@ -212,7 +212,7 @@ def test_a_task_that_reads_keeps_its_lease_alive(path: Path) -> None:
         assert piece.lease is not None
         lease = filenames.lease(path, piece.lease.identifier)
         before = json.loads(lease.read_bytes())
-        with Keeper(LOCAL, path, piece.lease):
+        with LeaseRenewer(LOCAL, path, piece.lease):
             deadline = time.monotonic() + 60
             while json.loads(lease.read_bytes())["expires_ms"] < before["expires_ms"] + 300:
                 assert time.monotonic() < deadline
@@ -230,7 +230,7 @@ def test_a_task_that_begins_late_renews_its_lease_at_once(path: Path) -> None:
         file = filenames.lease(path, piece.lease.identifier)
         before = json.loads(file.read_bytes())["expires_ms"]
         time.sleep(0.01)
-        with Keeper(LOCAL, path, replace(piece.lease, expires_ms=now_ms() + 1000)):
+        with LeaseRenewer(LOCAL, path, replace(piece.lease, expires_ms=now_ms() + 1000)):
             assert json.loads(file.read_bytes())["expires_ms"] > before
 
 

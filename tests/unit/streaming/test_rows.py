@@ -266,7 +266,7 @@ def test_a_column_that_is_added_later_does_not_change_a_dataframe(typed: Path) -
     fields: dict[str, Any] = {"type": "struct", "fields": [*TYPED.schema_json["fields"], added]}
     wider = Columns(fields, TYPED.keys, TYPED.key_format, TYPED.value_format)
     with Changelog.open(typed, config=QUIET) as log:
-        log.host.set_columns(wider)
+        log.engine.set_columns(wider)
     reader = source.reader(schema)
     assert {row["word"] for row in rows_of(reader, reader.partitions())} == {"ä", "c"}
     assert [f.name for f in KeyfoldSource({"path": str(typed)}).schema()][-1] == "new"

@@ -44,7 +44,7 @@ def the_old_rule() -> Iterator[None]:
         return {a for a in wanted if p.start < a < end}
 
     def after_group(
-        before: PartitionState, part: log_to_clean.Section, *args: Any, **more: Any
+        before: PartitionState, part: log_to_clean.LogToClean, *args: Any, **more: Any
     ) -> PartitionState:
         exact = real[0](before, part.anchors, part.end)
         return real[1](before, replace(part, anchors=tuple(sorted(exact))), *args, **more)
@@ -62,8 +62,8 @@ def made_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) -> Changelog:
         patch.setattr(block, "BLOCK_RECORDS_MAX", 2)
         log.append(table((b"a", b"1")))
         log.append(table(*((b"f%d" % n, b"x" * 700) for n in range(7)), (b"a", None)))
-        clean_partition(log.host.writer, 0)
-        log.host.configure({"anchors.auto": 3})
+        clean_partition(log.engine.writer, 0)
+        log.engine.configure({"anchors.auto": 3})
         log.append(table((b"c", b"1")))
         log.compact()
     assert b"a" in restore(path).to_dict()
@@ -108,7 +108,7 @@ def test_the_command_names_the_remedy_and_is_it(tmp_path: Path, monkeypatch: pyt
 
 def test_a_living_writer_is_asked_to_fold_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with made_wrong(tmp_path / "log", monkeypatch) as log:
-        log.host.configure({"cleaner.threads": 1, "cleaner.backoff.ms": 10})
+        log.engine.configure({"cleaner.threads": 1, "cleaner.backoff.ms": 10})
         done = subprocess.run([KEYFOLD, "compact", "--full", str(log.path)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "is asked to compact" in done.stderr
