@@ -11,9 +11,24 @@ from typing import TypeAlias
 
 Rule: TypeAlias = Callable[[ast.Module], Iterator[str]]
 
-#: From the bottom up: a room imports itself and the rooms before it.
-ROOMS = ("statestore", "checkpoints", "sink", "streaming")
-ROOMS_WITH_SPARK = ("sink", "streaming")
+#: The four folders at the top, which are packages of `keyfold`.
+FOLDERS = ("statestore", "checkpoints", "sink", "streaming")
+#: The floors of the house, from the bottom up. A room is a package, or a module that stands alone; it imports
+#: itself and what is on the floors below, nothing beside it and nothing above.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("statestore",),
+    ("statestore.keys", "statestore.segment", "statestore.schema"),
+    ("statestore.kv", "checkpoints.compaction", "checkpoints.manifest"),
+    ("statestore.rocksdb", "checkpoints.log"),
+    ("checkpoints.lastvalues", "checkpoints.cleaner", "checkpoints.snapshot"),
+    ("checkpoints.verify", "checkpoints.anchors", "checkpoints.rollback", "checkpoints.restore"),
+    ("checkpoints.transaction",),
+    ("checkpoints.engine",),
+    ("checkpoints.changelog",),
+    ("checkpoints.resume", "checkpoints.standby", "checkpoints.cli", "sink"),
+    ("streaming",),
+)
+FOLDERS_WITH_SPARK = ("sink", "streaming")
 FUNCTION_LINES_MAX = 70
 
 
@@ -66,12 +81,19 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def room_of(module: str) -> str:
+    """The room of a module, named without `keyfold`: `checkpoints.log` of `checkpoints.log.writer`."""
+    rooms = [room for floor in FLOORS for room in floor if f"{module}.".startswith(f"{room}.")]
+    return max(rooms, key=len, default="")
+
+
 def wrong_directions(tree: ast.Module, room: str) -> Iterator[str]:
-    """Imports of a room above `room`, imports that hide their room, pyspark where it may not be.
+    """Imports of a room that is not below `room`, imports that hide their room, pyspark where it may not be.
 
     An import of pyspark for type checkers only is let pass: it never runs.
     """
-    allowed = ROOMS[: ROOMS.index(room) + 1]
+    (height,) = (n for n, floor in enumerate(FLOORS) if room in floor)
+    allowed = {room, *(below for floor in FLOORS[:height] for below in floor)}
     for_types = {
         inner.lineno
         for node in ast.walk(tree)
@@ -79,12 +101,12 @@ def wrong_directions(tree: ast.Module, room: str) -> Iterator[str]:
         for inner in node.body
     }
     for line, name in imports_of(tree):
-        parts = name.split(".")
+        first, _, rest = name.partition(".")
         if name.startswith(".."):
             yield f"{line}: relative import '{name}' leaves the package"
-        if parts[0] == "keyfold" and (len(parts) < 2 or parts[1] not in allowed):
+        if first == "keyfold" and rest != "__version__" and room_of(rest) not in allowed:
             yield f"{line}: {room} imports {name}"
-        if parts[0] not in ("pyspark", "pyspark_keyfold", "py4j") or room in ROOMS_WITH_SPARK:
+        if first not in ("pyspark", "pyspark_keyfold", "py4j") or room in FOLDERS_WITH_SPARK:
             continue
         if line not in for_types:
             yield f"{line}: {room} imports {name}"
@@ -92,7 +114,7 @@ def wrong_directions(tree: ast.Module, room: str) -> Iterator[str]:
 
 def bare_imports(tree: ast.Module) -> Iterator[str]:
     for line, name in imports_of(tree):
-        if name.split(".")[0] in ROOMS:
+        if name.split(".")[0] in FOLDERS:
             yield f"{line}: import of '{name}' makes a second copy of every class: write keyfold.{name}"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from support.rules import ROOMS
+from support.rules import FOLDERS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 AUTOLOAD = "streaming/autoload"
@@ -49,9 +49,11 @@ class Clean:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of the tree: in place, a build finds files of earlier builds and leaves its own."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", *ROOMS):
+    for name in ("pyproject.toml", "README.md", "LICENSE", *FOLDERS, "src"):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(ROOT / name, source / name)
     built = tmp_path_factory.mktemp("built")
@@ -79,19 +81,20 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
 
 
 def _installed_name(source: str) -> str:
-    """Where a file of a room lies in the wheel."""
+    """The name of a file in the wheel."""
     if source.startswith(AUTOLOAD):
         return source.replace(AUTOLOAD, "pyspark_keyfold", 1)
     return f"keyfold/{source}"
 
 
-def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_folders_and_nothing_else(wheel: Path) -> None:
     wanted = {
         _installed_name(str(path.relative_to(ROOT)))
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    wanted |= {"keyfold/__init__.py", "keyfold/errors.py", "keyfold/py.typed"}
     found = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     assert found == wanted
 
@@ -103,7 +106,7 @@ def test_the_wheel_carries_the_licence(wheel: Path) -> None:
 def test_every_module_imports_from_the_clean_environment(wheel: Path, clean: Clean) -> None:
     names = [PurePosixPath(n) for n in zipfile.ZipFile(wheel).namelist() if n.endswith(".py")]
     modules = [".".join(n.with_suffix("").parts).removesuffix(".__init__") for n in names]
-    assert len(modules) >= len(ROOMS)
+    assert len(modules) >= len(FOLDERS)
     out = clean.run(
         f"""
         import importlib
@@ -119,7 +122,7 @@ def test_no_room_is_importable_by_its_bare_name(clean: Clean) -> None:
     out = clean.run(
         f"""
         from importlib.util import find_spec
-        print([name for name in {ROOMS!r} if find_spec(name)])
+        print([name for name in {FOLDERS!r} if find_spec(name)])
         """
     )
     assert out == "[]"

@@ -69,8 +69,9 @@ def held_everywhere(log: Changelog):  # type: ignore[no-untyped-def]
     from keyfold.checkpoints.cleaner import pool
 
     locks = [
-        log.engine.transactions, log.engine.writer.exclusive, log.engine.writer.garbage._lock, engines._hosts_lock,
-        pool.POOL._changed, log.engine.cleaning._changed, log.engine._keeper._changed, log.engine.chores,
+        log.engine.transactions, log.engine.writer.exclusive, log.engine.writer.garbage._lock,
+        engines._hosts_lock, pool.POOL._changed, log.engine.cleaning._changed,
+        log.engine._keeper._changed, log.engine.chores,
     ]  # fmt: skip
     done = threading.Event()
     ready = threading.Semaphore(0)
