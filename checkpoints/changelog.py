@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 
+from keyfold.checkpoints import anchors
 from keyfold.checkpoints import engine as engines
+from keyfold.checkpoints.cleaner import pool
+from keyfold.checkpoints.cleaner.clean_pass import PassStatistics
 from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.log import ingest, reader
 from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.checkpoints.log.reader_marks import ViewLock, now_ms
 from keyfold.checkpoints.log.recovery import NewChangelog, View
 from keyfold.checkpoints.log.rereading import state_batches
-from keyfold.checkpoints.maintained import Maintained
 from keyfold.checkpoints.manifest import idempotence
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.identity import (
@@ -27,13 +29,14 @@ from keyfold.checkpoints.manifest.identity import (
     check_same_partitions,
     read_identity,
 )
-from keyfold.checkpoints.manifest.resolve import check_no_missed_delete
-from keyfold.checkpoints.manifest.state import Commit, State
-from keyfold.checkpoints.snapshot.repository import newest
-from keyfold.checkpoints.snapshot.snapshot import Location, clone
+from keyfold.checkpoints.manifest.resolve import At, check_no_missed_delete, partition_state, resolve_commit
+from keyfold.checkpoints.manifest.state import Anchor, Commit, State
+from keyfold.checkpoints.rollback import roll_back
+from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots, newest, set_pin
+from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, clone, take
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.statestore import arguments, filenames
-from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.keys.partitioner import partition_of
 from keyfold.statestore.kv.api import check_key
@@ -46,8 +49,10 @@ from keyfold.statestore.segment.block import RECORD_SCHEMA
 
 _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
 
+T = TypeVar("T")
 
-class Changelog(Maintained):
+
+class Changelog:
     """A changelog that is open, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
 
     One writer exists per changelog: every `open` to write in one process shares it, another process is
@@ -63,11 +68,23 @@ class Changelog(Maintained):
     ) -> None:
         self.path = path
         self._process = OwnProcess(path)
-        self._host = engine
+        self._engine = engine
         self._view = view
         self._view_lock = view_lock
         self._closed = False
         self._store: ArrowStore | None = None
+
+    def __repr__(self) -> str:
+        if self._closed or not self._process.is_this():
+            return f"<Changelog {str(self.path)!r}, closed>"
+        state = self.state
+        commit = state.commits[-1].number if state.commits else 0
+        mode = "w" if self.is_writer else "r"
+        records = sum(p.records for p in state.partitions)
+        return (
+            f"<Changelog {str(self.path)!r}, mode={mode!r}, {len(state.partitions)} partitions, "
+            f"{records} records, commit {commit}>"
+        )
 
     @classmethod
     def open(
@@ -146,7 +163,7 @@ class Changelog(Maintained):
 
     @property
     def identity(self) -> ChangelogMeta:
-        return self._open_host().writer.identity if self._view is None else self._view.identity
+        return self._open_engine().writer.identity if self._view is None else self._view.identity
 
     @property
     def columns(self) -> Columns | None:
@@ -164,12 +181,12 @@ class Changelog(Maintained):
     @property
     def state(self) -> State:
         """What the manifest says: as of now for a writer, as of the view for a reader."""
-        return self._open_host().writer.state if self._view is None else self._view.state
+        return self._open_engine().writer.state if self._view is None else self._view.state
 
     @property
     def engine(self) -> Engine:
         """The writer and what works behind it. Raises `ConfigError` for a reader."""
-        return self._open_host()
+        return self._open_engine()
 
     @property
     def is_writer(self) -> bool:
@@ -179,7 +196,7 @@ class Changelog(Maintained):
     @property
     def files(self) -> Files:
         """Its file operations."""
-        return self._open_host().writer.files if self._view is None else self._view.files
+        return self._open_engine().writer.files if self._view is None else self._view.files
 
     def partition(self, key: bytes) -> int:
         """The partition that records of this key are in."""
@@ -225,7 +242,7 @@ class Changelog(Maintained):
         """
         app_id = idempotence.checked_app(app_id)
         batch_id = None if batch_id is None else idempotence.checked_batch(batch_id)
-        engine = self._open_host()
+        engine = self._open_engine()
         engine.transactions.check()
         return engine.append(table, app_id, batch_id, engine.transactions)
 
@@ -243,14 +260,14 @@ class Changelog(Maintained):
         Raises:
             ConfigError: a transaction of this thread is open. What `append` raises.
         """
-        engine, app_id = self._open_host(), idempotence.checked_app(app_id)
+        engine, app_id = self._open_engine(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
         with engine.transactions:
             applied = idempotence.appended(engine.writer.state, app_id, batch_id, "") is not None
             with engine.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:
-                    self._open_host().append(transaction.changes(), app_id, batch_id, nullcontext())
+                    self._open_engine().append(transaction.changes(), app_id, batch_id, nullcontext())
 
     @classmethod
     def clone(
@@ -281,7 +298,7 @@ class Changelog(Maintained):
         if self._view is not None:
             yield self._view.state
         else:
-            with self._open_host().writer.pin() as state:
+            with self._open_engine().writer.pin() as state:
                 yield state
 
     def read(
@@ -320,7 +337,7 @@ class Changelog(Maintained):
         for its `store`.
         """
         if self._view is None:
-            return self._open_host().last_values().get(key)
+            return self._open_engine().last_values().get(key)
         self._check_open()
         if self._store is not None:
             return self._store.get(key)
@@ -333,7 +350,7 @@ class Changelog(Maintained):
         then. A reader's are those of its view, which are read into memory with the first call.
         """
         if self._view is None:
-            return self._open_host().last_values()
+            return self._open_engine().last_values()
         self._check_open()
         if self._store is None:
             parts = (
@@ -359,6 +376,170 @@ class Changelog(Maintained):
             if self._view_lock is not None:
                 self._view_lock.record(state.n)
 
+    # -- compaction --------------------------------------------------------------------------------
+
+    def compact(self, *, full: bool = False) -> list[PassStatistics]:
+        """Fold what every partition holds now, whatever its dirty ratio; what each pass did. Nothing where
+        nothing can be folded.
+
+        Args:
+            full: take no record for folded, and go over the log from its start. It repairs a changelog in
+                which `verify` has found a key twice where the manifest says that none is.
+
+        Raises:
+            ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
+        """
+        return self.engine.compact(full=full)
+
+    @contextmanager
+    def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
+        """No cleaner pass goes over these partitions (None: all) inside the block; passes under way are
+        stopped first. Blocks may overlap: a partition is cleaned again when the last one has ended.
+        """
+        chosen: Iterable[int] = range(len(self.state.partitions))
+        if partitions is not None:
+            chosen = [
+                arguments.whole("partitions", p)
+                for p in arguments.several("partitions", partitions, "numbers")
+            ]
+        for number in chosen:
+            partition_state(self.state, self.path, number)
+        with self.engine.cleaning.paused(chosen):
+            yield
+
+    def cleaner_metrics(self) -> dict[str, float]:
+        """How the cleaner of this changelog stands, under the names of Kafka's metrics; see
+        `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
+        """
+        found = self.engine.cleaning.metrics()
+        return {**found, "DeadThreadCount": float(pool.POOL.dead_threads)}
+
+    # -- anchors -----------------------------------------------------------------------------------
+
+    def anchors(self) -> dict[str, Anchor]:
+        """Name → the commit whose exact state it keeps restorable; those of `resume` are among them."""
+        return dict(self.state.anchors)
+
+    def anchor(self, name: str, at: At = None) -> Anchor:
+        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this
+        returns.
+
+        Args:
+            at: the commit, as in `restore`; None for the last one.
+
+        Raises:
+            ConfigError: the name cannot be used, or another commit has it; or there is no such commit.
+            CompactedAway: the exact state at that commit no longer exists.
+        """
+        return anchors.add_anchor(self.engine.writer, name, at)
+
+    def drop_anchor(self, name: str) -> Anchor:
+        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has
+        it.
+        """
+        return anchors.drop_anchor(self.engine.writer, name)
+
+    def rollback(self, to: At) -> Commit:
+        """Take everything behind a commit back, durably; returns the commit, which is the last one now.
+
+        Offsets behind it are given again to what is appended next. A query whose batches were taken back is
+        refused until it starts from `resume`, which gives its state and source position as of the commit.
+
+        Args:
+            to: the commit, as in `restore`.
+
+        Raises:
+            CompactedAway: the exact state at that commit no longer exists.
+            ConfigError: there is no such commit, or a named anchor lies behind it; or a transaction of this
+                thread is open.
+        """
+        engine = self.engine
+        with engine.transactions:
+            return roll_back(engine.writer, engine.cleaning, to)
+
+    def snapshot(self, to: AnyPath, at: At = None, *, filesystem: Any = None) -> Snapshot:
+        """A copy as of a commit, self-contained and only to be read: `restore`, `Changelog.open(mode="r")`
+        and the data source take it as it is, `Changelog.clone` makes a changelog of it.
+
+        Args:
+            to: a directory, or a URL of pyarrow.fs or fsspec; empty, or with an earlier snapshot of this
+                changelog, which the new one replaces once it is complete. Files that are there are not
+                written again. What only earlier ones held goes once no reader of theirs is open; where there
+                are no locks, as on object stores, once the next one is complete.
+            at: the commit, as in `restore`; None for the last one.
+            filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `to` is a path.
+
+        Raises:
+            CompactedAway, ConfigError: there is no such commit, or its state is not exact any more; or
+                something else is at `to`.
+            Damaged: a file does not match its checksums. StorageFailed: `to` cannot be written.
+        """
+        place = Location(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
+        check_destination(place, self.identity)
+        if self.is_writer and at is None:
+            self.engine.writer.seal_active()
+        with self.pinned() as state:
+            commit = resolve_commit(state, self.path, at)
+            return take(Location(self.files, self.path), self.identity, state, commit, place)
+
+    # -- the policy's snapshots --------------------------------------------------------------------
+
+    def snapshots(self) -> list[KeptSnapshot]:
+        """The whole snapshots in `snapshot.dest`, ascending by commit; none without that setting. Raises
+        `StorageFailed`.
+        """
+        return self._at_dest(lambda dest: kept_snapshots(dest, self.identity.uuid)) or []
+
+    def pin_snapshot(self, commit: int) -> KeptSnapshot:
+        """Keep the policy's snapshot of this commit until `unpin_snapshot`; durable when this returns.
+
+        Raises:
+            ConfigError: there is none of it. StorageFailed: `snapshot.dest` cannot be read or written.
+        """
+        return self._pinned(commit, True)
+
+    def unpin_snapshot(self, commit: int) -> KeptSnapshot:
+        """Let the policy remove a snapshot again. Raises as `pin_snapshot` does."""
+        return self._pinned(commit, False)
+
+    def snapshot_status(self) -> dict[str, object]:
+        """How the policy stands: `dest`; `last_commit`, 0 where there is no snapshot; `commits_behind`;
+        `taken` and `failed` since it was opened; `failure`, why the last try came to nothing.
+        """
+        policy, state = self.engine.snapshots, self.state
+        newest = state.commits[-1].number if state.commits else 0
+        return {
+            "dest": self.identity.config.snapshot_dest,
+            "last_commit": policy.last_commit,
+            "commits_behind": max(0, newest - policy.last_commit),
+            "taken": policy.taken,
+            "failed": policy.failed,
+            "failure": policy.failure,
+        }
+
+    def _pinned(self, commit: int, pinned: bool) -> KeptSnapshot:
+        found = self._at_dest(lambda dest: set_pin(dest, self.identity.uuid, commit, pinned))
+        if found is None:
+            raise ConfigError(
+                "This changelog has no snapshots of a policy.", path=self.path,
+                expected="a setting snapshot.dest", found="none", remedy="set it",
+            )  # fmt: skip
+        return found
+
+    def _at_dest(self, work: Callable[[Location], T]) -> T | None:
+        """What `work` gives for the place of the policy's snapshots, None where there is no such place."""
+        dest = self.identity.config.snapshot_dest
+        if not dest:
+            return None
+        try:
+            return work(Location(*located(dest, None, self.files)))
+        except OSError as e:
+            raise StorageFailed(
+                "The snapshots cannot be looked at.", path=e.filename or self.path,
+                expected="a snapshot.dest that can be read and written",
+                found=f"{type(e).__name__}: {e.strerror or e}", remedy="repair it, or set another one",
+            ) from e  # fmt: skip
+
     # -- end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -370,8 +551,8 @@ class Changelog(Maintained):
         """
         if self._closed or not self._process.is_this():
             return
-        if self._host is not None:
-            engines.release(self._host)
+        if self._engine is not None:
+            engines.release(self._engine)
         self._closed = True
         if self._view_lock is not None:
             self._view_lock.close()
@@ -389,11 +570,11 @@ class Changelog(Maintained):
         if self._closed:
             raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
 
-    def _open_host(self) -> Engine:
+    def _open_engine(self) -> Engine:
         self._check_open()
-        if self._host is None:
+        if self._engine is None:
             raise ConfigError(
                 "This changelog is open to read only.", path=self.path, expected='mode="w"', found='mode="r"',
                 remedy="open it to write",
             )  # fmt: skip
-        return self._host
+        return self._engine

@@ -188,8 +188,9 @@ def appended(log: Changelog) -> Any:
 
 def sunk(place: Any) -> Any:
     pytest.importorskip("pyspark")
+    from keyfold import ChangelogSink
 
-    with sink.ChangelogSink(place, keys="k") as made:
+    with ChangelogSink(place, keys="k") as made:
         return appended(Changelog.open(made.path, config=BY_HAND))
 
 
