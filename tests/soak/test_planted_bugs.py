@@ -64,8 +64,8 @@ IN_THE_PRODUCT: dict[str, list[tuple[Any, str, Wrap]]] = {
         (clean_pass, "anchor_offsets", lambda of: lambda *a: set()),
     ],
     "deletes go in their first pass": [
-        (log_to_clean, "section_of", _no_horizon),
-        (clean_pass, "section_of", _no_horizon),
+        (log_to_clean, "find_log_to_clean", _no_horizon),
+        (clean_pass, "find_log_to_clean", _no_horizon),
     ],
     "files go under readers": [(reader_marks, "oldest_view", lambda of: lambda *a: None)],
     "an overtaken writer goes on": [

@@ -102,7 +102,7 @@ def _a_pass_was_under_way_at_a_look(machine: ByHand) -> None:
         machine.prove()
         return section
 
-    with mock.patch.object(clean_pass, "section_of", begun):
+    with mock.patch.object(clean_pass, "find_log_to_clean", begun):
         machine.clean()
 
 

@@ -211,7 +211,7 @@ def test_verbs_that_read_work_beside_a_living_writer(tmp_path: Path) -> None:
 def test_an_error_of_the_operating_system_is_a_message(closed: Path, tmp_path: Path) -> None:
     done = run("restore", closed, "--to", tmp_path / "missing" / "x.csv")
     assert done.exit_code == 7
-    assert "error: No such file or directory" in done.output
+    assert "found: FileNotFoundError: No such file or directory" in done.output
     assert str(tmp_path / "missing") in done.output
 
 

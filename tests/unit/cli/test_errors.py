@@ -87,7 +87,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "bad identity": {"": 4},
     # Who opens to write recovers from it.
     "bad head": {"": 4, "config": 0} | dict.fromkeys(WRITING[1:], 0),
-    "no journal": {"": 4, "config": 0} | dict.fromkeys(WRITING[1:], 7),
+    "no journal": {"": 4, "config": 0} | dict.fromkeys(WRITING[1:], 4),
     # Only what reads records can see it.
     "bad segment": {"": 4}
     | dict.fromkeys(("stats", "ls", "anchor", "config", *WRITING[1:]), 0)

@@ -53,7 +53,7 @@ with Changelog.open(path, partitions=300, config={"cleaner.threads": 0}) as log:
         with suppress(StorageFailed):
             log.append(table(5000, "2"))
             raise AssertionError("300 segments cannot be open")
-        assert not log.host.writer.fenced
+        assert not log.engine.writer.fenced
         log.append(table(5, "3"))
         assert dict(log.store().all()) == {b"k%d" % n: b"3" for n in range(5)}
     try:
@@ -84,7 +84,7 @@ for free in [*range(24), *range(12)]:
     finally:
         for fd in held[free:]:
             os.close(fd)
-    assert not log.host.writer.fenced, free
+    assert not log.engine.writer.fenced, free
     assert dict(log.store().all()) == expected, free
 log.append(table(7, "last"), app_id="b")
 log.close()
