@@ -237,7 +237,11 @@ class Machine(RuleBasedStateMachine):
             newest = {key: o for o, (key, _, _) in enumerate(records)}
             deletes = {o for o in newest.values() if records[o][1] is None and o >= start}
             there = deletes & {row[0] for row in rows}
-            end = view.state.partitions[p].unique_end
+            partition = view.state.partitions[p]
+            end = partition.unique_end
+            if self.is_living:
+                # A pass under way may have taken back what is unique, and has not taken back a date.
+                end = max(end, *(x.clean_end for x in partition.passes), 0)
             self.horizons[p].now(self.now_ms, view.config.delete_retention_ms)
             self.horizons[p].look(deletes, there, end, under_way=p in under_way)
 

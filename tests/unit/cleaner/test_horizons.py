@@ -15,6 +15,7 @@ import pytest
 from keyfold.checkpoints.cleaner import clean_pass
 from keyfold.checkpoints.cleaner.log_to_clean import find_log_to_clean
 from support.machine_living import LivingMachine
+from support.perfect import Filling
 
 NEVER_MS = 10**12
 
@@ -179,3 +180,42 @@ def test_a_cleaner_that_forgets_the_horizon_is_found_out(
     with pytest.raises(AssertionError, match="delete 1 went too soon"):
         machine.prove()
     machine.horizons[0]._deletes.clear()
+
+
+def test_a_delete_was_dated_before_a_pass_that_is_under_way_took_back_what_is_unique() -> None:
+    """A pass that has lost an anchor says after its first group that keys are unique only up to there. What
+    an earlier one has dated stays so.
+    """
+    machine = ByHand()
+    config = {"delete.retention.ms": 1000, "segment.bytes": 1024, "compression.type": "none"}
+    machine.create(partitions=1, block_bytes=200, config=config)
+    machine.append_to(machine.log, [(b"a", b"1")], "m")
+    machine.log.anchor("x")
+    machine.append_to(machine.log, [(b"a", None), (b"b", Filling(900))], "m")
+    machine.append_to(machine.log, [(b"c", Filling(900))], "m")
+    machine.log.engine.writer.seal_active()
+    machine.model = machine.model.named("x", 1)
+    machine.prove()
+    machine.clean()
+    machine.pass_time(500)
+    machine.log.drop_anchor("x")
+    machine.model = machine.model.unnamed("x")
+    move_view = clean_pass.CleanPass.move_view
+    looks = 0
+
+    def looked(running: clean_pass.CleanPass) -> None:
+        nonlocal looks
+        move_view(running)
+        if machine.log.state.partitions[0].unique_end == 1:
+            machine.prove()
+            looks += 1
+
+    with mock.patch.object(clean_pass.CleanPass, "move_view", looked):
+        machine.clean()
+    assert looks
+    machine.prove()
+    machine.pass_time(500)
+    machine.clean()
+    assert not machine.deleted_is_there
+    machine.prove()
+    machine.teardown()
