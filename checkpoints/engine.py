@@ -75,7 +75,7 @@ class Engine:
     ) -> Commit:
         """See `Changelog.append`. `turn` is held from the look at the batch id to the commit."""
         writer = self.writer
-        writer.ownership.check_usable("nothing of this batch counts")
+        writer.ownership.check_usable("nothing of this batch was committed")
         self.wait_for_room()
         identity = writer.identity
         rows = ingest.table_of(table)

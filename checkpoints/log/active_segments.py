@@ -1,6 +1,6 @@
-"""The segments that batches are appended to, one per partition: begun, grown, sealed, abandoned.
+"""The active segments, one per partition: created, appended to, sealed, abandoned.
 
-Nothing here makes anything count: that is what the writer's manifest line does.
+A segment becomes part of the log only when a manifest line of the writer names it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from keyfold.statestore.segment.writer import Block, Segment, SegmentWriter
 
 T = TypeVar("T")
 
-#: Given the offset of the first record, the blocks that a batch adds to one partition, in order.
+#: Takes the offset of the first record; returns the blocks that a batch adds to one partition, in order.
 BlockFactory = Callable[[int], Iterable[Block]]
 
-NOTHING_COUNTS: Final = "nothing of this batch counts"
+NOTHING_COMMITTED: Final = "nothing of this batch was committed"
 
 
 class _Writer(Protocol):
@@ -40,7 +40,7 @@ class _Writer(Protocol):
 
 
 class ActiveSegments:
-    """The active segments of a writer, which calls all but `begin` one at a time."""
+    """The active segments of a writer. The writer calls all methods but `begin` one at a time."""
 
     def __init__(self, writer: _Writer, pool: ThreadPoolExecutor) -> None:
         self._writer = writer
@@ -57,7 +57,7 @@ class ActiveSegments:
 
     @property
     def partitions(self) -> list[int]:
-        """Those that have one, ascending."""
+        """The partitions that have an active segment, ascending."""
         return sorted(self._active)
 
     def overdue(self) -> list[int]:
@@ -68,31 +68,34 @@ class ActiveSegments:
             if active.segment.records and self._is_overdue(state.partitions[p].segments[-1])
         ]  # fmt: skip
 
-    # -- growing -----------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------------------
 
     def begin(self, partition: int, base: int) -> SegmentWriter:
-        """A new file in a partition's directory; it does not exist until a line names it."""
+        """A new file in a partition's directory. It is not part of the log until a manifest line names it."""
         writer = self._writer
         with self._number_lock:
             self._segment_number += 1
             number = self._segment_number
-        writer.ownership.check_place(NOTHING_COUNTS)
+        writer.ownership.check_place(NOTHING_COMMITTED)
         name = filenames.segment_name(base, writer.state.epoch, number)
         directory = filenames.partition(writer.root, partition)
         return SegmentWriter(writer.files, directory, name, base, writer.clock_ms())
 
     def append(self, parts: Mapping[int, BlockFactory]) -> dict[int, list[Line]]:
-        """Blocks into the active segments, synced; returns what the commit line says of each partition.
+        """Append blocks to the active segments and sync them. Returns what the commit line says of each
+        partition.
 
         Raises:
-            StorageFailed: see `Ownership.failures`; also where too many files are open, and then the writer
-            is not fenced. What producing the blocks raises.
-            Nothing of the batch counts then, and its partitions have no active segment any more.
+            StorageFailed: see `Ownership.failures`. Also when too many files are open; then the writer is not
+                fenced.
+
+        Errors raised while blocks are produced pass through. After any error nothing of the batch is
+        committed, and its partitions have no active segment any more.
         """
         try:
             with (
-                self._writer.ownership.failures("a segment", NOTHING_COUNTS),
-                self.too_many_files(NOTHING_COUNTS),
+                self._writer.ownership.failures("a segment", NOTHING_COMMITTED),
+                self.too_many_files(NOTHING_COMMITTED),
             ):
                 self._make_directories(parts)
                 lines = self._each(lambda p: self._append(p, parts[p]), list(parts))
@@ -102,13 +105,13 @@ class ActiveSegments:
             raise
 
     def _make_directories(self, parts: Iterable[int]) -> None:
-        """Of partitions that have no segment yet: durable before anything in them counts, also where one was
-        made by a writer that died before it had synced.
+        """Create the directories of partitions without segments. They are durable before anything in them is
+        committed, also if a writer made one and died before syncing it.
         """
         writer = self._writer
         first = [p for p in parts if p not in self._active and not writer.state.partitions[p].segments]
         if first:
-            writer.ownership.check_place(NOTHING_COUNTS)
+            writer.ownership.check_place(NOTHING_COMMITTED)
             for directory in (filenames.partition(writer.root, p) for p in first):
                 if not writer.files.is_directory(directory):
                     writer.files.make_directory(directory, below=writer.root)
@@ -116,7 +119,7 @@ class ActiveSegments:
 
     def _append(self, partition: int, blocks: BlockFactory) -> list[Line]:
         p = self._writer.state.partitions[partition]
-        # Only the last segment can be one that is appended to.
+        # Only the last segment can be active.
         named = p.segments[-1].name if p.segments else ""
         active = self._active.get(partition)
         current = p.segments[-1] if active is not None else None
@@ -125,7 +128,7 @@ class ActiveSegments:
         grown = new_file = False
         for block in blocks(next_offset):
             if active is not None and current is not None and self._is_full(current):
-                self._writer.ownership.check_place(NOTHING_COUNTS)
+                self._writer.ownership.check_place(NOTHING_COMMITTED)
                 pieces.append(piece_line(active.seal(current), begun=current.name != named))
                 active = None
                 new_file = True
@@ -153,17 +156,17 @@ class ActiveSegments:
     def _config(self) -> LogConfig:
         return self._writer.identity.config
 
-    # -- ending ------------------------------------------------------------------------------------
+    # -- sealing -----------------------------------------------------------------------------------
 
     def seal(self, partitions: Iterable[int]) -> dict[int, Line]:
-        """Seal these; returns what the line says of each. Where that fails, as for `append`, they are not
-        appended to any more, and stay what their marks vouch for.
+        """Seal the segments of these partitions. Returns what the manifest line says of each. After an error
+        (as for `append`) they are not appended to any more; their bytes up to the last mark stay valid.
         """
         chosen = sorted(partitions)
         try:
             with (
                 self._writer.ownership.failures("a segment"),
-                self.too_many_files("some segments stay unsealed"),
+                self.too_many_files("some segments remain unsealed"),
             ):
                 return dict(zip(chosen, self._each(self._seal, chosen), strict=True))
         finally:
@@ -177,13 +180,13 @@ class ActiveSegments:
         return piece_line(sealed, begun=False)
 
     def _abandon(self, parts: Iterable[int]) -> None:
-        """Nothing of a batch counts: its bytes are dead, its segments are not appended to any more."""
+        """Drop the uncommitted bytes of a batch. Its segments are not appended to any more."""
         abandoned = [(p, self._active.pop(p)) for p in parts if p in self._active]
         for partition, active in abandoned:
             segments = self._writer.state.partitions[partition].segments
             committed = next((s for s in segments if s.name == active.segment.name), None)
-            # Only so that plain Arrow tools do not see the dead bytes; the manifest does not count them
-            # anyway.
+            # For plain Arrow tools only, which would read the uncommitted bytes. The manifest does not count
+            # them.
             with contextlib.suppress(OSError):
                 active.abandon(committed)
 
@@ -191,11 +194,11 @@ class ActiveSegments:
         for active in self._active.values():
             active.close()
 
-    # -- both --------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _each(self, work: Callable[[int], T], partitions: list[int]) -> list[T]:
-        """In parallel, and in this thread for one alone. None is at work any more when it returns or
-        raises.
+        """Run `work` for each partition in parallel, or in this thread if there is only one. No work is still
+        running when this returns or raises.
         """
         if len(partitions) == 1:
             return [work(partitions[0])]
@@ -209,7 +212,7 @@ class ActiveSegments:
 
     @contextlib.contextmanager
     def too_many_files(self, outcome: str) -> Iterator[None]:
-        """Raise `StorageFailed` with this outcome, where too many files are open."""
+        """Raise `StorageFailed` with this outcome if too many files are open."""
         try:
             yield
         except OSError as e:

@@ -1,4 +1,4 @@
-"""Batches of several sources, made on threads of their own ahead of who takes them, in bounded memory."""
+"""Reads batches of several sources ahead of the consumer, on background threads and in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pyarrow as pa
 
 Source: TypeAlias = Callable[[], Iterator[pa.RecordBatch]]
 
-#: So many bytes wait at most, or one batch that is larger.
+#: Maximum number of bytes that wait for the consumer. A single larger batch may exceed it.
 AHEAD_BYTES: Final = 32 << 20
 
 
 def ahead(sources: Sequence[Source], threads: int = 2) -> Generator[pa.RecordBatch, None, None]:
-    """All batches of all sources, each source's in its order; with one thread also the sources in theirs.
+    """All batches of all sources, in order within each source. With one thread the sources are in order too.
 
-    Raises what a source raises, once; the others end then. They end too when this is closed.
+    The first error of a source is raised once and stops the other sources. Closing the generator stops them
+    too.
     """
     waiting = _Waiting(sources)
     workers = [
@@ -36,7 +37,7 @@ def ahead(sources: Sequence[Source], threads: int = 2) -> Generator[pa.RecordBat
 
 
 class _Waiting:
-    """Batches between those who make them and the one who takes them."""
+    """The queue between the threads that read batches and the consumer."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = iter(sources)
@@ -48,7 +49,7 @@ class _Waiting:
         self._changed = threading.Condition()
 
     def fill(self) -> None:
-        """Make batches of one source after the other. Runs on a thread; does not raise."""
+        """Read one source after another. Runs on a thread and does not raise."""
         try:
             while (source := self._next_source()) is not None:
                 for batch in source():

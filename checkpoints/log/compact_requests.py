@@ -1,8 +1,8 @@
-"""A process that may not write asks the one that does, through files in `requests/`.
+"""A process that is not the writer asks the writer to compact, through files in `requests/`.
 
-Who asks locks `requests/<id>.compact` and waits for `requests/<id>.answer`; an id that begins with `full-`
-asks to fold from the log's start. The lock tells the writer whether
-anybody still waits: of one that has died, what it asked for is forgotten.
+The asking process locks `requests/<id>.compact` and waits for `requests/<id>.answer`. An id that begins with
+`full-` asks to fold the log from its start. The lock tells the writer whether the asking process still waits:
+the request of a dead process is removed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from keyfold.checkpoints.log.reader_marks import new_lock
 from keyfold.statestore import filenames
 from keyfold.statestore.files import Files, OpenFile
 
-#: How often an answer is looked for, in seconds.
+#: Interval between looks for an answer, in seconds.
 _LOOK_SECONDS: Final = 0.1
 _FULL: Final = "full-"
 
 
 class Request:
-    """A request to compact, as a context manager: it is there until the context is left."""
+    """A request to compact, as a context manager. Leaving the context withdraws it."""
 
     def __init__(self, files: Files, root: Path, *, full: bool = False) -> None:
         self._files = files
@@ -42,7 +42,7 @@ class Request:
         return self
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """What the writer has answered, None if nothing so far; waits that long for it."""
+        """The writer's answer, or None if there is none within this many seconds."""
         until = time.monotonic() + seconds
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -55,7 +55,7 @@ class Request:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # In a process that was forked from the one that asks there is no lock.
+        # A process that was forked from the asking process has no lock.
         if self._lock is not None and self._lock.fd >= 0:
             for path in (self._lock.path, self._answer):
                 with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ class Request:
 
 
 def open_requests(files: Files, root: Path) -> list[str]:
-    """The ids of requests that somebody waits for, unanswered. Those of the dead are removed."""
+    """The ids of unanswered requests that a process waits for. Requests of dead processes are removed."""
     present = files.list_directory(root / filenames.REQUESTS)
     asked = [i for i in map(filenames.request_id, present) if i is not None]
     for answered in [i for i in map(filenames.answer_id, present) if i is not None]:
@@ -74,7 +74,7 @@ def open_requests(files: Files, root: Path) -> list[str]:
 
 
 def serve(files: Files, root: Path, request: str, compact: Callable[[bool], dict[str, Any]]) -> None:
-    """Answer one request with what `compact` returns, which is told whether to fold from the log's start."""
+    """Answer one request with the result of `compact`. Its argument: whether to fold from the log's start."""
     found = compact(request.startswith(_FULL))
     files.write_whole(filenames.answer(root, request), json.dumps(found).encode())
 

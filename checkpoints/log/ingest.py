@@ -1,5 +1,5 @@
-"""Records on their way in: a user's Arrow table, checked and brought to the log's columns, as blocks per
-partition.
+"""Incoming records: checks a user's Arrow table, converts it to the log's columns and splits it into blocks
+per partition.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ __all__ = [
 ]
 
 _COLUMNS: Final = ("key", "value", "timestamp", "headers")
-#: Rows are partitioned in slices of at most so many, so that memory does not grow with the table.
+#: Maximum rows per slice when partitioning, so that memory does not grow with the table.
 _SLICE_ROWS: Final = 1 << 17
 _INT32_MAX: Final = (1 << 31) - 1
 
 
 def normalize(data: Tabular, now_ms: int, columns: Columns | None = None) -> list[pa.RecordBatch]:
-    """The rows of `data` with columns key, value, timestamp, headers, in order; a missing timestamp (null, or
-    -1 ms as in Kafka) is `now_ms`.
+    """The rows of `data` with columns key, value, timestamp, headers, in order. A missing timestamp (null, or
+    -1 ms as in Kafka) becomes `now_ms`.
 
     Args:
         data: `key` and `value` as binary or string of any layout, optionally `timestamp` (a timestamp, or
             int64 ms) and `headers` (list of struct of key and value).
-        columns: the typed columns that keys and values must be bytes of. A record that is not could be
-            written, and no whole state could be read again.
+        columns: the typed columns that keys and values must encode. Without this check a wrong record could
+            be written, and the whole state could not be read any more.
 
     Raises:
-        BadRecord: no table, a missing, double or unknown column, a wrong type, a null key, a timestamp before
-            1970 or after the year 294246, or bytes that are not of `columns` (the row is named).
+        BadRecord: not a table; a missing, duplicate or unknown column; a wrong type; a null key; a timestamp
+            before 1970 or after the year 294246; or bytes that do not encode `columns` (the row is named).
     """
     table = table_of(data)
     names = table.column_names
     if {"key", "value"} - set(names) or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
         raise BadRecord(
-            "These are not the columns of records.",
-            expected="key, value, and if wanted timestamp, headers, each once",
+            "Wrong columns for records.",
+            expected="key, value, and optionally timestamp, headers, each once",
             found=", ".join(names) or "none", remedy="select and rename the columns",
         )  # fmt: skip
     row = 0
@@ -90,10 +90,11 @@ def _check_fits(columns: Columns, keys: pa.Array, values: pa.Array, row: int) ->
     misfit = columns.misfit(keys, values)
     if misfit is not None:
         raise BadRecord(
-            "A record is not of the changelog's columns.", position=f"row {row + misfit.row}, {misfit.part}",
+            "A record does not match the changelog's columns.",
+            position=f"row {row + misfit.row}, {misfit.part}",
             expected=misfit.expected, found="other bytes",
-            remedy="make keys with `columns.encode_key`, and values as one JSON object of the value columns; "
-            "or write with ChangelogSink, which encodes columns",
+            remedy="encode keys with `columns.encode_key`, and values as one JSON object of the value "
+            "columns; or write with ChangelogSink, which encodes columns",
         )  # fmt: skip
 
 
@@ -101,16 +102,16 @@ _UNPLACED: Final = pa.schema([RECORD_SCHEMA.field(name) for name in _COLUMNS])
 
 
 def null_key(row: int, batch_id: int | None = None) -> BadRecord:
-    """The error for a record without a key; `row` counts from 0 within the batch."""
+    """The error for a record without a key. `row` counts from 0 within the batch."""
     where = f"row {row}" if batch_id is None else f"row {row} of batch {batch_id}"
     return BadRecord(
-        "A record has no key.", position=where, expected="a key that is not null", found="null",
-        remedy="filter such rows out, or give them a key, before they are written",
+        "The key of a record is null.", position=where, expected="a key that is not null", found="null",
+        remedy="filter out these rows, or set their key, before you write them",
     )  # fmt: skip
 
 
 def given_timestamps(table: pa.Table) -> npt.NDArray[np.int64]:
-    """The timestamps that the rows came with, in ms; -1 where they get the time of the writer."""
+    """The timestamps of the rows, in ms; -1 for rows that get the writer's time."""
     if "timestamp" not in table.column_names:
         return np.full(table.num_rows, -1, np.int64)
     parts = [timestamps_ms(chunk, -1)[0] for chunk in table.column("timestamp").chunks]
@@ -118,11 +119,11 @@ def given_timestamps(table: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def digest(batches: Iterable[pa.RecordBatch], timestamps: npt.NDArray[np.int64]) -> str:
-    """What a batch holds, in 32 hexadecimal digits: its rows in order, however they are chunked.
+    """A digest of a batch in 32 hexadecimal digits: its rows in order, independent of chunking.
 
     Args:
-        timestamps: what `given_timestamps` gives. The writer's own time does not count: it is another one
-            when the batch is delivered again.
+        timestamps: the result of `given_timestamps`. The writer's own time is not part of the digest: it
+            differs when the batch is delivered again.
     """
     hashes = _Hashes()
     for batch in batches:
@@ -138,7 +139,7 @@ def digest(batches: Iterable[pa.RecordBatch], timestamps: npt.NDArray[np.int64])
 
 
 class _Hashes:
-    """A hash for each stream of bytes that a batch is made of, in a fixed order; see docs/format.md."""
+    """One hash per byte stream of a batch, in a fixed order; see docs/format.md."""
 
     _COLUMNS: Final = ("key", "value", "header key", "header value")
     _STREAMS: Final = (
@@ -153,7 +154,7 @@ class _Hashes:
         self._hashes[stream].update(data)
 
     def add(self, name: str, column: pa.Array) -> None:
-        """Lengths, -1 for null, and bytes of a binary column."""
+        """Add the lengths (-1 for null) and the bytes of a binary column."""
         offsets, data = _parts(column)
         lengths = np.diff(offsets)
         if column.null_count:
@@ -178,7 +179,7 @@ def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
 def partition_blocks(
     batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None, pool: Executor
 ) -> dict[int, BlockFactory]:
-    """For each partition that gets records: a function that makes its blocks, given the first offset."""
+    """For each partition that gets records: a function that takes the first offset and makes its blocks."""
     if partitions == 1:
         rows: list[list[npt.NDArray[np.intp] | None]] = [[None] for _ in batches]
     else:
@@ -219,9 +220,7 @@ def _blocks(
 
 
 def assign_offsets(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-    """Records from rows with key, value, timestamp and headers: their offsets are `offset`, `offset` + 1,
-    …
-    """
+    """Records from rows with key, value, timestamp and headers, at the offsets `offset`, `offset` + 1, …"""
     offsets = np.arange(offset, offset + unplaced.num_rows, dtype=np.int64)
     key, value, timestamp, headers = (unplaced.column(name) for name in _COLUMNS)
     return record_batch(offsets, timestamp, key, value, headers)
@@ -234,15 +233,16 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
         return pa.nulls(len(column), pa.binary())
     if not any(holds(kind) for holds in _HOLDS_BYTES):
         raise BadRecord(
-            f"The column {name!r} has a type that records cannot hold.",
+            f"The type of column {name!r} is not supported.",
             expected="binary or string",
             found=str(kind),
-            remedy="encode it to bytes, or write it with ChangelogSink, which encodes columns",
+            remedy="encode the column to bytes, or write it with ChangelogSink, which encodes columns",
         )
     if column.nbytes > _INT32_MAX and binary_too_large(column):
         raise BadRecord(
-            f"The column {name!r} of one slice is too large.", expected=f"at most {VALUE_BYTES_MAX} bytes",
-            found=f"{column.nbytes} bytes", remedy="append it in smaller tables",
+            f"The column {name!r} is too large within one slice.",
+            expected=f"at most {VALUE_BYTES_MAX} bytes", found=f"{column.nbytes} bytes",
+            remedy="append smaller tables",
         )  # fmt: skip
     return column.cast(pa.binary())
 
@@ -257,10 +257,10 @@ _HOLDS_BYTES: Final = (
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The same values in a layout of their own: no dictionary, no runs, no views."""
+    """The same values in a plain layout: no dictionary, no run-end encoding, no views."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        # Arrow takes nothing out of a dictionary of views, so the dictionary comes first.
+        # Arrow cannot take values out of a dictionary of views, so convert the dictionary first.
         return _plain(
             pa.DictionaryArray.from_arrays(column.indices, _plain(column.dictionary)).dictionary_decode()
         )
@@ -282,9 +282,9 @@ def _timestamps(batch: pa.RecordBatch, now_ms: int, row: int) -> pa.Array:
     column = batch.column("timestamp")
     if not (pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type)):
         raise BadRecord(
-            "The column 'timestamp' has a type that records cannot hold.",
+            "The type of column 'timestamp' is not supported.",
             expected="a timestamp, or int64 with milliseconds since 1970-01-01 UTC", found=str(column.type),
-            remedy="cast it",
+            remedy="cast the column",
         )  # fmt: skip
     timestamps, wrong = timestamps_ms(column, now_ms)
     if wrong >= 0:
@@ -302,6 +302,6 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
         return batch.column("headers").cast(HEADERS_TYPE)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         raise BadRecord(
-            "The column 'headers' has a type that records cannot hold.", expected=str(HEADERS_TYPE),
-            found=str(batch.column("headers").type), remedy="cast it",
+            "The type of column 'headers' is not supported.", expected=str(HEADERS_TYPE),
+            found=str(batch.column("headers").type), remedy="cast the column",
         ) from None  # fmt: skip

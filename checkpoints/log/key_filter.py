@@ -1,4 +1,4 @@
-"""A part of a state: some keys, or all that begin alike."""
+"""Selects a part of a state: some keys, or all keys with a prefix."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from keyfold.statestore.schema.columns import Columns
 
 @dataclass(frozen=True)
 class Selection:
-    """Which keys are wanted, as bytes; None and None for all.
+    """The wanted keys, as bytes. Both attributes None: all keys.
 
-    Dropping the records of other keys before the fold changes nothing of the rest, and makes it cheaper.
+    Dropping the records of other keys before the fold does not change the result for the wanted ones, and is
+    cheaper.
     """
 
     keys: pa.Array | None = None
@@ -30,16 +31,18 @@ class Selection:
     def of(
         cls, root: Path, columns: Columns | None, keys: Collection[object] | None, prefix: bytes | str | None
     ) -> Selection:
-        """Raises `ConfigError`, and `BadRecord` for a value that is no key of these columns."""
+        """Raises `ConfigError`, and `BadRecord` for a value that is not a key of these columns."""
         if keys is not None and prefix is not None:
-            raise ConfigError("keys and prefix exclude each other.", path=root, remedy="give one of them")
+            raise ConfigError(
+                "keys and prefix exclude each other.", path=root, remedy="give only one of them"
+            )
         if keys is not None:
             arguments.several("keys", keys, "keys")
         if prefix is not None and columns is not None and columns.key_format != "raw":
             raise ConfigError(
-                "Keys of these columns are JSON, where a prefix of the bytes means nothing.", path=root,
+                "A prefix cannot select keys that are encoded as JSON.", path=root,
                 expected="one key column of type string or binary", found=", ".join(columns.keys),
-                remedy="give keys=, or select from the whole state",
+                remedy="give keys=, or filter the whole state",
             )  # fmt: skip
         if prefix is not None:
             prefix = _prefix(prefix)
@@ -53,13 +56,13 @@ class Selection:
         return self.keys is None and not self.prefix
 
     def partitions(self, count: int) -> list[int]:
-        """Those that can hold a wanted key."""
+        """The partitions that can hold a wanted key."""
         if self.keys is None:
             return list(range(count))
         return sorted({partition_of(key, count) for key in self.keys.to_pylist()})
 
     def of_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The wanted records."""
+        """The records with a wanted key."""
         for batch in batches:
             wanted = self._mask(batch.column("key"))
             yield batch if wanted is None else batch.filter(wanted)
@@ -83,7 +86,7 @@ def _prefix(prefix: object) -> bytes:
 
 def _encoded(root: Path, columns: Columns | None, key: object) -> bytes:
     if columns is not None:
-        # The only column of a key may be a struct or an array, which a tuple can be too.
+        # A single key column may be a struct or an array. A tuple can be its value.
         whole = len(columns.keys) == 1 and pa.types.is_nested(
             columns.arrow_schema().field(columns.keys[0]).type
         )
@@ -91,6 +94,6 @@ def _encoded(root: Path, columns: Columns | None, key: object) -> bytes:
     if isinstance(key, bytes):
         return key
     raise ConfigError(
-        "The keys of this changelog are bytes.", path=root, expected="bytes", found=type(key).__name__,
-        remedy="encode them",
+        "Not a key of this changelog: its keys are bytes.", path=root, expected="bytes",
+        found=type(key).__name__, remedy="encode the keys to bytes",
     )  # fmt: skip

@@ -1,31 +1,33 @@
-"""Who is the writer of a changelog, and how it proves that before it acknowledges or deletes anything.
+"""The writer of a changelog, and how it proves that it is the writer before it acknowledges or deletes
+anything.
 
-Whoever opens a changelog to write does this, in this order:
+A process that opens a changelog to write does this, in this order:
 
-1. it makes `manifest/<epoch>.journal` with `O_EXCL`, one epoch above the highest: the **claim**;
-2. it reads the journal with the highest epoch below its own that has a whole checkpoint: its **base**;
-3. it writes that state as the checkpoint of its own journal, and syncs it;
-4. it lists the manifest and finds no claim above its own: the **proof**.
+1. It makes `manifest/<epoch>.journal` with `O_EXCL`, one epoch above the highest: the **claim**.
+2. It reads the journal with the highest epoch below its own that has a whole checkpoint: its **base**.
+3. It writes that state as the checkpoint of its own journal, and syncs it.
+4. It lists the manifest and finds no claim above its own: the **proof**.
 
-From then on it is the writer: it publishes its head, deletes and acknowledges. The proof is repeated after
-the manifest line of every commit and before every deletion. Why that is enough, for a writer X:
+From then on it is the writer: it publishes its head, deletes files and acknowledges batches. It repeats the
+proof after the manifest line of every commit and before every deletion. Why this is enough, for a writer X:
 
-- A claim Y above X that X did not see came after X had listed the manifest. So X's journal, up to whatever X
-  had synced by then, was there before Y read anything. Y takes the highest whole journal below its own: that
-  of X, or one between them, whose claim came after X's proof too and for which the same holds. So all that
-  X has acknowledged, and every file that X has made count, is in the base of each later writer.
-- A claim Y that X saw makes X stop. X has acknowledged nothing since, and has deleted nothing since, so it
-  does not matter that Y's base may lack X's last lines, or hold a line that X never acknowledged.
-- So a file of an earlier epoch that X's state does not name is named by no later state, and by no reader but
-  those that `views` knows: names are never used twice, and later states only come from X's journal. X may
-  delete it even if another writer takes over between the proof and the deletion. The same holds for the
-  journals below X: who could still read one finds a higher claim afterwards, and stops.
-- An opener that stopped before its proof leaves a journal that may get its checkpoint late. It is a base like
-  any other: it holds all that was acknowledged before its claim, and its writer acknowledges nothing.
+- Assume a claim Y above X that X did not see. Then Y claimed after X had listed the manifest. So X's journal,
+  with everything X had synced by then, existed before Y read anything. Y takes the highest whole journal
+  below its own: the journal of X, or one between them. The claim of that one also came after X's proof, so
+  the same holds for it. Everything that X acknowledged, and every file that X committed, is therefore in the
+  base of each later writer.
+- A claim Y that X saw makes X stop. X has acknowledged and deleted nothing since its last proof. So it does
+  not matter if Y's base lacks X's last lines, or holds a line that X never acknowledged.
+- So a file of an earlier epoch that X's state does not name is named by no later state, and is read only by
+  readers that `reader_marks` knows: names are never used twice, and later states derive from X's journal
+  only. X may delete it even if another writer takes over between the proof and the deletion. The same holds
+  for the journals below X: a process that could still read one finds a higher claim afterwards, and stops.
+- A process that stopped before its proof leaves a journal whose checkpoint may become whole late. It is a
+  valid base: it holds everything that was acknowledged before its claim, and its writer acknowledges nothing.
 
-An empty directory proves nothing. So the writer's own journal has to be in the list, and path, lock and
-journal must still be the directory and the files that it has open: a directory that was moved, removed or
-made again under the same name is not the one that it writes to.
+An empty directory proves nothing. So the writer's own journal must be in the list, and path, lock and journal
+must still be the directory and the files that the writer has open. A directory that was moved, removed or
+created again under the same name is not the one that it writes to.
 """
 
 from __future__ import annotations
@@ -48,30 +50,30 @@ from keyfold.statestore.files import Files, OpenFile
 
 log = logging.getLogger("keyfold")
 
-#: A look at the claims opens a file. It is only a look, so it may be tried again.
+#: Looking at the claims opens a file. It changes nothing, so it may be retried.
 _PATIENCE_SECONDS: Final = 5.0
 
-_MOVED = "the directory was moved, removed or made again under its name"
-_LOCK_GONE = "the lock was taken away: another process has taken over, or the file was removed"
+_MOVED = "the directory was moved, removed or created again under the same name"
+_LOCK_GONE = "the lock was lost: another process has taken over, or the lock file was removed"
 _JOURNAL_GONE = "its journal was removed"
-_REOPEN = "close it and open the changelog again: that goes through recovery"
+_REOPEN = "close this changelog and open it again: opening recovers it"
 _REPAIR = "free or repair the disk, then " + _REOPEN
 _ELSEWHERE = (
-    "close it, find out where the directory is now, and open it there: where nothing is left, opening this "
-    "path to write creates an empty changelog"
+    "close this changelog, find out where its directory is now, and open it there. If it was removed, "
+    "opening this path to write creates an empty changelog"
 )
 _EMPTIED = (
-    "close it, and look whether its files are there: then open the changelog again; where they were "
-    "removed, opening this path to write creates an empty changelog, so clone a snapshot or put a copy back"
+    "close this changelog and check whether its files exist. If they do, open it again. If they were "
+    "removed, opening this path to write creates an empty changelog; clone a snapshot or put a copy back"
 )
-_LOOK = "; last_batch(app_id) then says which batch was the last that counts"
+_LOOK = "; last_batch(app_id) then returns the last committed batch"
 
 _REMEDIES: Final = {_MOVED: _ELSEWHERE, _LOCK_GONE: _EMPTIED, _JOURNAL_GONE: _EMPTIED}
 
 
 class Ownership:
-    """The right of one writer to write, and its loss: after the first failed write or sync, or once another
-    writer, or another directory, was seen in its place, every check raises.
+    """A writer's right to write. It is lost at the first failed write or sync, or when another writer or
+    another directory is found in its place. From then on every check raises.
 
     Attributes:
         directory: the root directory of the changelog, open.
@@ -79,7 +81,7 @@ class Ownership:
     """
 
     def __init__(self, files: Files, root: Path, lock: OpenFile) -> None:
-        """Takes over `lock`, also where it raises `OSError`."""
+        """Takes over `lock`, even if it raises `OSError`."""
         self.process = OwnProcess(root)
         self.exclusive = ProcessLock(self.process)
         self._files = files
@@ -96,16 +98,16 @@ class Ownership:
             raise
 
     def sign(self, epoch: int) -> None:
-        """Say in the lock who holds it. Raises `OSError`."""
+        """Write the holder into the lock file. Raises `OSError`."""
         self._files.truncate(self._lock, 0)
         self._files.append(self._lock, [json.dumps({"pid": os.getpid(), "epoch": epoch}).encode()])
 
     def enter(self, epoch: int, journal: JournalWriter) -> None:
-        """From now on this is the writer's epoch and its journal."""
+        """Make this the writer's epoch and its journal from now on."""
         self._epoch, self._journal = epoch, journal
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         self._fenced = self._fenced or "it was closed"
         self._files.close(self._lock)
         self._files.close(self.directory)
@@ -113,7 +115,7 @@ class Ownership:
     # -- the proof -------------------------------------------------------------------------------------------
 
     def misplaced(self) -> str | None:
-        """What shows that the path does not lead to what the writer has open, None where it does."""
+        """Why the path no longer leads to what the writer has open; None if it does."""
         if not self._files.is_in_place(self.directory):
             return _MOVED
         if not self._files.is_in_place(self._lock):
@@ -121,7 +123,7 @@ class Ownership:
         return None
 
     def loss(self, epoch: int, journal: JournalWriter) -> str | None:
-        """What shows that the writer with this claim is not, or no longer, the one; None if nothing does."""
+        """Why the writer with this claim is not, or no longer, the writer; None if it is."""
         epochs = self._epochs()
         if epochs and epochs[-1] > epoch and self._files.is_in_place(self.directory):
             return f"a writer with epoch {epochs[-1]} has taken over"
@@ -129,7 +131,7 @@ class Ownership:
         return self.misplaced() or (_JOURNAL_GONE if missing else None)
 
     def _epochs(self) -> list[int]:
-        """`journal_epochs`, tried again for a while where other threads have every file open that may be."""
+        """`journal_epochs`, retried for a while if other threads use up the open files."""
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
@@ -143,11 +145,11 @@ class Ownership:
         """Raise `WriterFenced` unless this is the writer at this moment, see above.
 
         Args:
-            outcome: what an error says of that which is being written.
+            outcome: what an error says about the data that is being written.
         """
         self.check_usable(outcome)
         if self._lost() is not None:
-            # The epoch changes while the writer rolls its journal: then look again when it has.
+            # The epoch changes while the writer rolls its journal. Then look again afterwards.
             with self.exclusive:
                 reason = self._lost()
                 if reason is not None:
@@ -155,8 +157,8 @@ class Ownership:
                 self.check_usable(outcome)
 
     def prove_claim(self, epoch: int, journal: JournalWriter) -> None:
-        """The same for a claim that has its checkpoint, before the writer enters it. Called under
-        `exclusive`.
+        """The same for a claim that has its checkpoint, before the writer enters it. Called with `exclusive`
+        held.
         """
         reason = self.loss(epoch, journal)
         if reason is not None:
@@ -172,17 +174,17 @@ class Ownership:
         return True
 
     def check_place(self, outcome: str = "") -> None:
-        """Raise `WriterFenced` unless the path leads to what the writer has open. Takes some microseconds,
+        """Raise `WriterFenced` unless the path leads to what the writer has open. Takes a few microseconds
         and no lock.
         """
         reason = self.misplaced()
         if reason is not None:
-            # The list of claims says more than a lock that was taken.
+            # The list of claims gives a more specific reason than a lost lock.
             self.fence(self._lost() or reason)
         self.check_usable(outcome)
 
     def is_placed(self) -> bool:
-        """Whether the path leads to what the writer has open; it is fenced where it does not."""
+        """Whether the path leads to what the writer has open. If not, the writer is fenced."""
         with contextlib.suppress(WriterFenced):
             self.check_place()
             return True
@@ -196,48 +198,49 @@ class Ownership:
 
     @property
     def fenced(self) -> bool:
-        """Whether every further write will be refused."""
+        """Whether every further write is refused."""
         return self._fenced is not None
 
     def fence(self, reason: str, remedy: str | None = None) -> None:
-        """Refuse every further write; `remedy` is what errors say to do, else it follows from the reason."""
+        """Refuse every further write. `remedy` is shown in errors; by default it follows from the reason."""
         if self._fenced is None:
             self._fenced = reason
             self._remedy = remedy or _REMEDIES.get(reason, _REOPEN)
             log.error("changelog %s: writer of epoch %d is fenced: %s", self._root, self._epoch, reason)
 
     def check_usable(self, outcome: str = "") -> None:
-        """Raise `WriterFenced` where further writes are refused."""
+        """Raise `WriterFenced` if the writer is fenced."""
         if self._fenced is not None:
             raise WriterFenced(
-                f"This writer may not write any more{outcome and '; '}{outcome}.", path=self._root,
-                expected="a writer without failures, and its own directory", found=self._fenced,
+                f"This writer is fenced and cannot write any more{outcome and '; '}{outcome}.",
+                path=self._root,
+                expected="a writer without failures, in its own directory", found=self._fenced,
                 remedy=self._remedy + (_LOOK if outcome.startswith("whether") else ""),
             )  # fmt: skip
 
     @contextlib.contextmanager
     def failures(self, what: str, outcome: str = "") -> Iterator[None]:
-        """Fence the writer where writing `what` fails, and raise `StorageFailed`, or `WriterFenced` where the
-        path does not lead to what the writer has open.
+        """Fence the writer if writing `what` fails. Raises `StorageFailed`, or `WriterFenced` if the path
+        does not lead to what the writer has open.
         """
         try:
             yield
         except OSError as e:
             with contextlib.suppress(OSError):
                 if self.misplaced() is not None:
-                    # No disk is to blame for a path that leads elsewhere.
+                    # The path leads elsewhere. That is not the fault of the disk.
                     self.check_place(outcome)
             self.fence(f"writing {what} failed: {e.strerror or e}", _REPAIR)
             raise StorageFailed(
                 f"Writing {what} failed{outcome and '; '}{outcome}.", path=e.filename or self._root,
                 expected="a write and an fsync that succeed", found=f"{type(e).__name__}: {e.strerror or e}",
                 remedy="free or repair the disk, then open the changelog again"
-                + (_LOOK if outcome.startswith("whether") else "; what was committed before is safe"),
+                + (_LOOK if outcome.startswith("whether") else "; earlier commits are safe"),
             ) from e  # fmt: skip
 
 
 def highest_epoch(files: Files, root: Path) -> int:
-    """The highest epoch that anybody has claimed, 0 for none."""
+    """The highest claimed epoch, 0 if none is claimed."""
     return max(journal_epochs(files, root), default=0)
 
 
@@ -248,7 +251,7 @@ def journal_epochs(files: Files, root: Path) -> list[int]:
 
 
 def remove_journals_below(files: Files, root: Path, epoch: int, within: OpenFile | None = None) -> None:
-    """Older journals, once a newer checkpoint is durable and its writer has proven that it is the writer."""
+    """Remove older journals. Call it when a newer checkpoint is durable and its writer has proven itself."""
     for older in journal_epochs(files, root):
         if older < epoch:
             for path in (filenames.head(root, older), filenames.journal(root, older)):

@@ -1,7 +1,7 @@
-"""What is open belongs to the process that opened it, not to one that was forked from it.
+"""What a process opens belongs to that process, not to a forked child.
 
-A child has the memory of its parent and none of its threads; a lock that one of them held at that moment
-stays held for ever. So every operation compares the process first, and only then waits for anything.
+A child has the memory of its parent and none of its threads. A lock that a thread held at the fork is held
+for ever in the child. So every operation compares the process first, and only then waits for anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keyfold.statestore.errors import ConfigError
 
 
 class OwnProcess:
-    """The process that something was opened in."""
+    """The process that opened something."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -25,17 +25,17 @@ class OwnProcess:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises `ConfigError` in another process, such as one that `multiprocessing` has forked."""
+        """Raises `ConfigError` in another process, such as a child forked by `multiprocessing`."""
         if not self.is_this():
             raise ConfigError(
-                "This changelog was opened by another process; a process that was forked cannot use it.",
+                "This changelog was opened in another process. A forked process cannot use it.",
                 path=self._path, expected=f"process {self._pid}", found=f"process {os.getpid()}",
-                remedy="open it in the process that uses it; while another one writes, with mode=\"r\"",
+                remedy="open it in the process that uses it; if another process writes, with mode=\"r\"",
             )  # fmt: skip
 
 
 class ProcessLock:
-    """A reentrant lock for the threads of one process, as a context manager; raises in another process."""
+    """A reentrant lock for the threads of one process, as a context manager. Raises in another process."""
 
     def __init__(self, process: OwnProcess) -> None:
         self._process = process

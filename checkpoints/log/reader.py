@@ -21,15 +21,15 @@ from keyfold.statestore.segment.writer import Segment
 
 @contextmanager
 def looked_at(root: Path) -> Iterator[None]:
-    """Raises `StorageFailed` where the system refuses a path, or this user may not read there."""
+    """Raises `StorageFailed` if the system refuses a path, or this user may not read it."""
     try:
         yield
     except OSError as e:
         raise StorageFailed(
             "The changelog cannot be read.", path=e.filename or root,
-            expected="a path that the system takes, and this user may read",
+            expected="a valid path that this user may read",
             found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="correct the path, or give this user the right to read there",
+            remedy="correct the path, or grant this user the right to read it",
         ) from e  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def read_segments(
 
 
 def last_value(files: Files, root: Path, state: State, partition: int, key: bytes) -> bytes | None:
-    """The last value of a key, looked for from the newest segment on. Raises `Damaged`, `ViewExpired`."""
+    """The last value of a key, searched from the newest segment on. Raises `Damaged`, `ViewExpired`."""
     directory = filenames.partition(root, partition)
     for segment in reversed(state.partitions[partition].segments):
         found: bytes | None = None
@@ -60,41 +60,40 @@ def last_value(files: Files, root: Path, state: State, partition: int, key: byte
 def read_partition(
     files: Files, root: Path, state: State, partition: int, offset: int | None = None, to: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Committed records of a partition from `offset` (default: the log's start) up to, not including, `to`.
-
-    An offset that was compacted away stands for the next higher record.
+    """Committed records of a partition from `offset` (default: the log start offset) up to, but not
+    including, `to`. If the record at `offset` was compacted away, reading begins at the next higher offset.
 
     Raises:
-        ConfigError: no such partition, or an offset beyond the end.
-        CompactedAway: the offset is below the log's start: retention has deleted it.
+        ConfigError: the partition does not exist, or the offset is beyond the end.
+        CompactedAway: the offset is below the log start offset: retention has removed it.
     """
     p = partition_state(state, root, partition)
     offset = p.start if offset is None else offset
     to = p.end if to is None else min(to, p.end)
     if offset < p.start:
         raise CompactedAway(
-            "The log begins later than that.",
+            f"Offset {offset} is below the log start offset {p.start} (removed by retention).",
             path=filenames.partition(root, partition),
             position=f"partition {partition}, offset {offset}",
             expected=f"an offset from {p.start} to {p.end}",
             found=offset,
-            remedy=f"read from {p.start}; what was before is deleted by retention",
+            remedy=f"read from offset {p.start}",
         )
     if offset > p.end:
         raise ConfigError(
-            "The log ends before that offset.",
+            f"Offset {offset} is beyond the log end offset {p.end}.",
             path=filenames.partition(root, partition),
             position=f"partition {partition}, offset {offset}",
             expected=f"an offset from {p.start} to {p.end}",
             found=offset,
-            remedy="read from an offset that exists, or wait until it is committed",
+            remedy="read from an offset that exists, or wait until the offset is committed",
         )
     return read_segments(files, filenames.partition(root, partition), p.segments, offset, to)
 
 
 class Records(Iterator[pa.RecordBatch]):
-    """Batches of a pinned view; the view is let go at the end, by `close`, or when the iterator is
-    forgotten.
+    """Batches of a pinned view. The view is released at the end, by `close`, or when the iterator is garbage
+    collected.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], pinned: ExitStack) -> None:

@@ -1,12 +1,12 @@
-"""Views of readers: who may still need a file that the cleaner has replaced.
+"""Views of readers: which readers may still need a file that the cleaner has replaced.
 
 A reader takes the lock on `readers/<id>.view`, then loads the manifest, then writes the number of the line it
-saw into that file. Whoever deletes publishes first and then looks: a file replaced at line n stays while a
-living reader has not written a number, or one below n. A lock ends with its process, so a dead reader holds
-nothing back.
+saw into that file. A process that deletes files publishes its manifest line first and looks at the marks
+afterwards. A file that was replaced at line n is kept while a living reader has written no number, or a
+number below n. A lock ends with its process, so a dead reader keeps nothing.
 
-Where plan and read happen in different processes (Spark), no lock can span them: a lease `readers/<id>.lease`
-holds the line number and a time until which it is good.
+If planning and reading happen in different processes (Spark), no lock can span them. Then a lease
+`readers/<id>.lease` holds the line number and an expiry time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ log = logging.getLogger("keyfold")
 
 
 def now_ms() -> int:
-    """The clock of leases, and of changelogs that are not given another one."""
+    """The clock of leases, and of changelogs that are opened without a clock."""
     return time.time_ns() // 1_000_000
 
 
 _NUMBER_BYTES: Final = 21
-#: A reader without a number yet: everything is spared.
+#: Mark of a reader without a number yet: no file is deleted.
 _LOADING: Final = -1
 
 
 class ViewLock:
-    """A living reader's mark in `readers/`. Close it when nothing of the view will be opened any more."""
+    """A living reader's mark in `readers/`. Close it when no more files of the view will be opened."""
 
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
@@ -51,21 +51,21 @@ class ViewLock:
         try:
             _, self._file = new_lock(files, lambda identifier: filenames.view(root, identifier))
         except OSError as e:
-            # On a read-only medium nobody deletes anything; without permission the lease-less view may
-            # expire.
+            # On a read-only medium nothing is deleted. Without permission to write, the view has no mark and
+            # may expire.
             if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSPC):
                 raise
 
     def record(self, n: int) -> None:
-        """The view is that of manifest line `n`, or of a later one."""
+        """Mark the view as that of manifest line `n` or a later one."""
         if self._file is not None:
-            # On a full disk the mark stays empty, which spares every file.
+            # On a full disk the mark stays empty, which keeps every file.
             with contextlib.suppress(OSError):
                 self._files.overwrite(self._file, b"%020d\n" % n, 0)
 
     def close(self) -> None:
         file, self._file = self._file, None
-        # In a process that was forked from the reader's there is no lock: the mark is the other one's.
+        # A process forked from the reader's process has no lock: the mark belongs to the parent.
         if file is not None and file.fd >= 0:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(file.path)
@@ -75,7 +75,7 @@ class ViewLock:
 def new_lock(files: Files, path_of: Callable[[str], Path]) -> tuple[str, OpenFile]:
     """A lock on a new file, and the id that is in its name.
 
-    Who looks whether a lock is held takes it for a moment. Where that comes between making the file and
+    Testing whether a lock is held takes it for a moment. If that happens between creating the file and
     locking it, another file is made: a mark without a lock would protect nothing.
     """
     while True:
@@ -86,17 +86,17 @@ def new_lock(files: Files, path_of: Callable[[str], Path]) -> tuple[str, OpenFil
 
 
 def write_lease(files: Files, root: Path, n: int, expires_ms: int, lease: str | None = None) -> str:
-    """Make a lease on the view of line `n`, or renew `lease`; returns its id.
+    """Create a lease on the view of line `n`, or renew `lease`. Returns its id.
 
     Raises:
-        ViewExpired: the lease that should be renewed is gone, and with it perhaps files of the view.
+        ViewExpired: the lease to renew is gone. Files of its view may be deleted.
     """
     identifier = uuid.uuid4().hex if lease is None else lease
     path = filenames.lease(root, identifier)
     if lease is not None and not files.exists(path):
         raise ViewExpired(
-            "The lease of this view has run out.", path=path, expected="a lease that is renewed in time",
-            found="none: it was removed", remedy="read again, or raise the option viewTimeoutMs",
+            "The lease of this view has expired.", path=path, expected="a lease that is renewed in time",
+            found="no lease: it was removed", remedy="read again, or raise the option viewTimeoutMs",
         )  # fmt: skip
     files.write_whole(path, json.dumps({"n": n, "expires_ms": expires_ms}).encode())
     return identifier
@@ -108,10 +108,10 @@ def drop_lease(files: Files, root: Path, lease: str) -> None:
 
 
 def oldest_view(files: Files, root: Path, now_ms: int) -> int | None:
-    """The lowest manifest line that a living reader may still hold to; None without readers, -1 while one is
+    """The lowest manifest line that a living reader may still use; None without readers, -1 while one is
     loading.
 
-    Marks of dead readers and leases that ran out are removed on the way. Only the writer calls this.
+    Removes the marks of dead readers and expired leases. Only the writer calls this.
     """
     lowest: int | None = None
     for name in files.list_directory(root / filenames.READERS):
@@ -151,17 +151,17 @@ def _lease_number(files: Files, path: Path, now_ms: int) -> int | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
-        pass  # a lease that cannot be read protects nothing and is removed like one that ran out
+        pass  # a lease that cannot be read protects nothing and is removed like an expired one
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
     return None
 
 
 class Garbage:
-    """Files that no state names any more, and the manifest line that took each batch of them out.
+    """Files that no state names any more, and the manifest line that removed each batch of them.
 
-    `hold` and `release` are the views of this process; `collect` deletes what neither they nor other
-    processes need.
+    `hold` and `release` are for the views of this process. `collect` deletes the files that neither these
+    views nor other processes need.
     """
 
     def __init__(self, files: Files, root: Path, ownership: Ownership) -> None:
@@ -170,19 +170,19 @@ class Garbage:
         self._ownership = ownership
         self._waiting: list[tuple[int, list[Path]]] = []
         self._held: dict[int, int] = {}
-        # A view is also released by a finalizer, which runs in the middle of anything that this thread does,
-        # also while it holds the lock. So releases only go into a queue, which takes no lock.
+        # A view can also be released by a finalizer. It can run at any point of this thread, even while the
+        # thread holds the lock. So releases go into a queue that takes no lock.
         self._released: deque[int] = deque()
         self._lock = threading.Lock()
 
     def add(self, n: int, paths: list[Path]) -> None:
-        """`paths` are unnamed since line `n`."""
+        """Add files that are unnamed since line `n`."""
         if paths:
             with self._lock:
                 self._waiting.append((n, paths))
 
     def add_segments(self, n: int, partition: int, segments: Iterable[Segment]) -> None:
-        """The same of segments of a partition, with their indexes."""
+        """Add segments of a partition, with their indexes."""
         directory = filenames.partition(self._root, partition)
         paths = []
         for s in segments:
@@ -200,18 +200,19 @@ class Garbage:
         self._released.append(n)
 
     def collect(self) -> int:
-        """Delete what can go, as long as this is provably the writer; returns the number of files deleted."""
+        """Delete the files that no view needs, while this is provably the writer. Returns their number."""
         if not self._waiting or not self._ownership.is_proven():
             return 0
         with self._lock:
             waiting = list(self._waiting)
-        # Only what was unnamed before this look: a reader may come after it.
+        # Only files that were unnamed before this look: a reader may come after it.
         limit = oldest_view(self._files, self._root, now_ms())
         with self._lock:
             self._settle()
             for n in self._held:
                 limit = n if limit is None else min(limit, n)
-            # By identity: a reader that stays for days leaves thousands here, and each look must stay cheap.
+            # By identity: a reader that stays open for days leaves thousands of files here, and each look
+            # must remain cheap.
             still = {id(x) for x in self._waiting}
             ready = [x for x in waiting if id(x) in still and (limit is None or x[0] <= limit)]
             going = {id(x) for x in ready}
@@ -226,7 +227,7 @@ class Garbage:
                 del self._held[n]
 
     def _delete(self, n: int, paths: list[Path]) -> int:
-        """What cannot be deleted now waits for the next time: it is in nobody's way but the disk's."""
+        """Delete files. What cannot be deleted now is retried next time; it only takes disk space."""
         left = []
         for path in paths:
             try:
@@ -237,7 +238,7 @@ class Garbage:
             except FileNotFoundError:
                 pass
             except OSError as e:
-                log.warning("changelog %s: %s cannot be deleted: %s", self._root, path.name, e.strerror)
+                log.warning("changelog %s: cannot delete %s: %s", self._root, path.name, e.strerror)
                 left.append(path)
         self.add(n, left)
         return len(paths) - len(left)

@@ -1,10 +1,11 @@
-"""Opening a changelog: to write (claim an epoch, recover, check-point), to read (the newest durable view), to
-create it.
+"""Opening a changelog: to write (claim an epoch, recover, checkpoint), to read (the newest durable view), and
+creating one.
 
-Opening to write, in this order: the lock; the claim (a journal made with `O_EXCL`); the older journal; what
-is accepted of it, as a checkpoint at the head of the own journal, synced; the proof that nobody has claimed a
-higher epoch meanwhile; only then is anything published, deleted or acknowledged. `ownership` says why that is
-enough. Files of an older epoch are never appended to nor cut, because their writer may still be running.
+Opening to write takes these steps, in this order. Take the lock. Claim an epoch: a journal made with
+`O_EXCL`. Read the older journal. Write what is accepted of it as a checkpoint at the head of the own journal,
+and sync it. Prove that no process has claimed a higher epoch meanwhile. Only then is anything published,
+deleted or acknowledged; `ownership` says why this is enough. Files of an older epoch are never appended to or
+truncated, because their writer may still be running.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ _LOADS_MAX: Final = 100
 
 @dataclass(frozen=True)
 class NewChangelog:
-    """What a new changelog gets that an existing one has already.
+    """Properties of a new changelog. An existing changelog has its own.
 
-    `app` is the `ChangelogMeta.app` of one that it is a copy of; by default it gets the directory's name.
+    `app` is the `ChangelogMeta.app` of the changelog that it is a copy of. The default is the directory's
+    name.
     """
 
     partitions: int
@@ -80,18 +82,17 @@ def open_writer(
     steal: bool,
     lock: OpenFile | None = None,
 ) -> Writer:
-    """The writer of the changelog at `root`, which is created first where `creation` is given and none is
-    there.
+    """The writer of the changelog at `root`. If there is no changelog and `creation` is given, creates it.
+
+    Raises the process's limit of open files, see `descriptors`.
 
     Args:
-        lock: the writer's lock where the caller holds it already; it is closed if this raises.
+        lock: the writer's lock, if the caller holds it already. It is closed if this raises.
 
     Raises:
-        NotAChangelog, FormatTooNew, Damaged: see there; nothing was changed.
-        ChangelogLocked: another writer lives and `steal` is False.
-        StorageFailed: the disk is read-only, full, or failed, or too many files are open.
-
-    Raises the limit of open files, see `descriptors`.
+        NotAChangelog, FormatTooNew, Damaged: see `read_identity` and `read_journal`; nothing was changed.
+        ChangelogLocked: another living writer exists and `steal` is False.
+        StorageFailed: the disk is read-only, full or failed, or too many files are open.
     """
     ownership: Ownership | None = None
     raise_limit()
@@ -105,8 +106,8 @@ def open_writer(
                 files.make_directory(directory, below=root)
         elif read_identity(files, root).snapshot:
             raise ConfigError(
-                "This is a snapshot, which is only read.", path=root, expected="a changelog",
-                found="a snapshot", remedy="make a changelog of it with Changelog.clone(snapshot, path)",
+                "A snapshot is read-only and cannot be opened to write.", path=root, expected="a changelog",
+                found="a snapshot", remedy="create a changelog from it with Changelog.clone(snapshot, path)",
             )  # fmt: skip
         if not new and not files.is_directory(root / filenames.MANIFEST):
             raise _no_manifest(files, root)
@@ -129,26 +130,26 @@ def open_writer(
             raise too_many_files(e, root, "the changelog cannot be opened to write") from e
         raise StorageFailed(
             "The changelog cannot be opened to write.", path=e.filename or root,
-            expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
+            expected="a writable directory", found=f"{type(e).__name__}: {e.strerror or e}",
             remedy='free or repair the disk, or open it with mode="r"',
         ) from e  # fmt: skip
 
 
 def _no_manifest(files: Files, root: Path) -> Damaged:
-    """The error where `changelog.json` is there and the manifest is not: no segment is known to count."""
+    """The error if `changelog.json` exists and the manifest does not: the committed segments are unknown."""
     there = [name for name in files.list_directory(root) if name not in (filenames.LOCK, filenames.MANIFEST)]
     return Damaged(
-        "The manifest of this changelog is gone.", path=root / filenames.MANIFEST,
-        expected="a directory with a journal", found="none; still there: " + ", ".join(there),
-        remedy="put manifest/ back from a copy of this directory, or make a changelog of a snapshot with "
-        "Changelog.clone(snapshot, path); leave what is still there as it is until then",
+        "The manifest of this changelog is missing.", path=root / filenames.MANIFEST,
+        expected="a directory with a journal", found="no directory; other entries: " + ", ".join(there),
+        remedy="put manifest/ back from a copy of this directory, or create a changelog from a snapshot with "
+        "Changelog.clone(snapshot, path). Leave the other files unchanged until then",
     )  # fmt: skip
 
 
 def check_creatable(files: Files, root: Path) -> None:
-    """Raises `NotAChangelog` where something else is in the way of a new changelog."""
+    """Raises `NotAChangelog` if the path holds something else than an unfinished changelog."""
     if files.exists(root) and not files.is_directory(root):
-        found = "a file"
+        what, found = "the path is a file", "a file"
     else:
         own = {filenames.LOCK, filenames.MANIFEST, filenames.READERS, filenames.WORK}
         foreign = [
@@ -158,24 +159,25 @@ def check_creatable(files: Files, root: Path) -> None:
         ]
         if not foreign:
             return
+        what = "the directory is not empty"
         found = f"a directory with {len(foreign)} other entries, such as {foreign[0]!r}"
     raise NotAChangelog(
-        "A changelog cannot be created here.",
+        f"Cannot create a changelog here: {what}.",
         path=root,
-        expected="an empty or missing directory",
+        expected="an empty directory, or a path that does not exist",
         found=found,
         remedy=f"choose another path, or put {filenames.IDENTITY} back if this was a changelog",
     )
 
 
 def lock_of_writer(files: Files, root: Path, *, steal: bool) -> OpenFile | None:
-    """The writer's lock, None where another writer lives and it is not taken from that one; it is never taken
-    from one that is creating the changelog. Raises `OSError`.
+    """The writer's lock; None if another writer lives and `steal` is False. The lock is never taken from a
+    process that is creating the changelog. Raises `OSError`.
     """
     path = root / filenames.LOCK
     lock = files.lock(path)
     if lock is None and steal and files.exists(root / filenames.IDENTITY):
-        log.warning("changelog %s: the lock is taken from %s", root, _holder(files, path))
+        log.warning("changelog %s: taking the lock from %s", root, _holder(files, path))
         with contextlib.suppress(FileNotFoundError):
             files.unlink(path)
         lock = files.lock(path)
@@ -183,11 +185,11 @@ def lock_of_writer(files: Files, root: Path, *, steal: bool) -> OpenFile | None:
 
 
 def refusal(files: Files, root: Path) -> ChangelogLocked:
-    """The error where another writer lives."""
+    """The error if another writer lives."""
     return ChangelogLocked(
         "Another writer holds this changelog.", path=root, expected="no living writer",
         found=_holder(files, root / filenames.LOCK),
-        remedy='end that process, read with mode="r", or open with steal=True to fence it',
+        remedy='end that process, open with mode="r" to read, or open with steal=True to fence the writer',
     )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def _holder(files: Files, path: Path) -> str:
         holder = json.loads(files.read(path))
         return f"pid {holder['pid']}, epoch {holder['epoch']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "a process that is just opening it"
+        return "a process that is opening it now"
 
 
 def _claim(files: Files, root: Path) -> tuple[int, JournalWriter]:
@@ -209,14 +211,15 @@ def _claim(files: Files, root: Path) -> tuple[int, JournalWriter]:
 def _create(
     files: Files, root: Path, creation: NewChangelog, ownership: Ownership, clock_ms: Callable[[], int]
 ) -> Writer:
-    """`changelog.json` comes last: without it there is no changelog, and whatever is there is begun anew.
+    """Create a changelog. `changelog.json` is written last: without it there is no changelog, and an
+    unfinished creation is started over.
 
-    Nobody takes the lock from a process that is creating the changelog, so there is one at a time.
+    The lock is never taken from a process that is creating the changelog, so only one does it at a time.
     """
     for epoch in journal_epochs(files, root):
-        log.info("changelog %s: an unfinished creation is begun anew", root)
+        log.info("changelog %s: starting over after an unfinished creation", root)
         remove_journals_below(files, root, epoch + 1, ownership.directory)
-    # A crash may have left directories that are there and not durable.
+    # After a crash, directories may exist and not be durable.
     files.sync_directory(root.parent)
     files.sync_directory(root)
     epoch, journal = _claim(files, root)
@@ -251,12 +254,12 @@ def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[
         ownership.sign(epoch)
         remove_unfinished(files, root, epoch)
         identity = read_identity(files, root)
-        # It may have been replaced by a writer that died, or stopped, before that was durable.
+        # A writer that died or stopped may have replaced it without making that durable.
         files.sync_directory(root)
         before = _newest_journal(files, root, epoch, identity)
         if before.torn:
             log.warning(
-                "changelog %s: cut %d bytes of a torn, unacknowledged line from the manifest of epoch %d",
+                "changelog %s: discarded %d bytes of a torn, unacknowledged line of the manifest of epoch %d",
                 root, before.torn, before.state.epoch,
             )  # fmt: skip
         state = begin_journal(
@@ -266,7 +269,7 @@ def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[
     except BaseException as e:
         try:
             if isinstance(e, KeyfoldError | FileNotFoundError):
-                # What was read may have been removed by the one who has taken over.
+                # The process that has taken over may have removed what was read.
                 _check_first(ownership, root, epoch, journal)
         finally:
             _take_back(files, root, ownership, epoch, journal)
@@ -287,18 +290,18 @@ def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[
 
 
 def _check_first(ownership: Ownership, root: Path, epoch: int, journal: JournalWriter) -> None:
-    """The proof of a writer that is being opened, see `ownership`."""
+    """The proof of a writer that is opening, see `ownership`."""
     reason = ownership.loss(epoch, journal)
     if reason is not None:
         raise ChangelogLocked(
-            "Another process took this changelog while it was being opened.", path=root,
-            expected="one process that opens it", found=reason,
-            remedy="open it again once the other one has ended, or with steal=True to fence it",
+            "Another process took over this changelog while it was being opened.", path=root,
+            expected="only one process that opens it", found=reason,
+            remedy="open it again when the other process has ended, or open with steal=True to fence it",
         )  # fmt: skip
 
 
 def _take_back(files: Files, root: Path, ownership: Ownership, epoch: int, journal: JournalWriter) -> None:
-    """Remove a claim that came to nothing, unless readers may have seen what it says."""
+    """Remove the claim of an opening that failed, unless readers may have seen its journal."""
     with contextlib.suppress(OSError):
         if not files.exists(filenames.head(root, epoch)) and journal.is_in_place():
             files.unlink(filenames.journal(root, epoch), ownership.directory)
@@ -308,7 +311,7 @@ def _take_back(files: Files, root: Path, ownership: Ownership, epoch: int, journ
 def _newest_journal(files: Files, root: Path, below: int, identity: ChangelogMeta) -> Loaded:
     for epoch in reversed(journal_epochs(files, root)):
         if epoch < below:
-            # One that vanishes was taken back, or removed by somebody with a higher claim than this one.
+            # A journal that vanishes was taken back, or removed by a process with a higher claim.
             with contextlib.suppress(FileNotFoundError):
                 head = read_head(files, filenames.head(root, epoch))
                 loaded = read_journal(files, root, epoch, identity.uuid, head)
@@ -316,8 +319,8 @@ def _newest_journal(files: Files, root: Path, below: int, identity: ChangelogMet
                     _check_partitions(root, loaded.state, identity)
                     return loaded
     raise Damaged(
-        "There is no whole manifest journal.", path=root / filenames.MANIFEST,
-        expected="a journal with a sound checkpoint line", found="none",
+        "The manifest has no complete journal.", path=root / filenames.MANIFEST,
+        expected="a journal with an intact checkpoint line", found="no such journal",
         remedy="restore from a snapshot or a copy",
     )  # fmt: skip
 
@@ -325,14 +328,14 @@ def _newest_journal(files: Files, root: Path, below: int, identity: ChangelogMet
 def _check_partitions(root: Path, state: State, identity: ChangelogMeta) -> None:
     if len(state.partitions) != identity.partitions:
         raise Damaged(
-            "The manifest and the identity disagree.", path=root / filenames.IDENTITY,
+            "The manifest and changelog.json disagree.", path=root / filenames.IDENTITY,
             expected=f"{len(state.partitions)} partitions, as in the manifest", found=identity.partitions,
-            remedy=f"put {filenames.IDENTITY} back from a copy",
+            remedy=f"put {filenames.IDENTITY} back from a copy of this directory",
         )  # fmt: skip
 
 
 def _unnamed(files: Files, root: Path, state: State) -> list[Path]:
-    """Files of older epochs that the manifest does not name: what crashed writers and cleaners left."""
+    """Files of older epochs that the manifest does not name: crashed writers and cleaners left them."""
     found = []
     for number, partition in enumerate(state.partitions):
         named = {s.name for s in partition.segments}
@@ -348,7 +351,7 @@ def _unnamed(files: Files, root: Path, state: State) -> list[Path]:
 
 
 class View:
-    """The newest durable state, for readers in any process; `refresh` follows it."""
+    """The newest durable state, for readers in any process. `refresh` loads a newer one."""
 
     def __init__(self, files: Files, root: Path) -> None:
         self.files = files
@@ -365,7 +368,7 @@ class View:
         return self._loaded.state
 
     def _load(self, before: Loaded | None) -> Loaded:
-        """A journal can be rolled away between the look at its head and reading it; then look again."""
+        """Load the newest state. Retries if a journal is rolled away between reading its head and itself."""
         failure: Exception | None = None
         for _ in range(_LOADS_MAX):
             for epoch in reversed(journal_epochs(self.files, self.root)):
@@ -383,8 +386,20 @@ class View:
                     break
                 _check_partitions(self.root, loaded.state, self.identity)
                 return loaded
-        raise Damaged(
-            "There is no manifest that can be read.", path=self.root / filenames.MANIFEST,
-            expected="a journal with its head", found="none" if failure is None else "journals that vanish",
-            remedy="open the changelog to write once, which recovers it, or restore from a snapshot",
-        )  # fmt: skip
+        if not self.files.is_directory(self.root / filenames.MANIFEST):
+            raise _no_manifest(self.files, self.root)
+        raise _no_readable_journal(self.root, journal_epochs(self.files, self.root), failure)
+
+
+def _no_readable_journal(root: Path, epochs: list[int], failure: Exception | None) -> Damaged:
+    """The error for readers. A journal without a head is incomplete to them; opening to write recovers it."""
+    if failure is not None:
+        found = "journals that vanish while they are read"
+    else:
+        found = "no journal" if not epochs else "a journal without a valid head"
+    return Damaged(
+        "The manifest has no readable journal.", path=root / filenames.MANIFEST,
+        expected="a journal with a valid head", found=found,
+        remedy="open the changelog to write once, which recovers it; if that fails, restore from a snapshot"
+        if epochs else "restore from a snapshot or a copy",
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reading one partition several times for a fold, in memory that does not grow with it."""
+"""Reads one partition several times for a fold, in memory that does not grow with the partition."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from keyfold.statestore.files import LOCAL, Files, temporary
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
 
-#: So many bytes of decoded keys stay in memory, so that a small tail needs no file.
+#: Maximum bytes of decoded keys in memory, so that a small tail needs no file.
 _HELD_BYTES: Final = 16 << 20
 
 
 class Rereading:
-    """The records of one partition, of which no checksum is compared twice. A context manager.
+    """The records of one partition. Each checksum is verified once only. A context manager.
 
-    Keys of uncompressed blocks lie in mapped files, and stay there. Decoded ones, and those that were picked
-    out, move to a temporary file beyond some megabytes: in `TMPDIR`, mapped, without a name.
+    Keys of uncompressed blocks are in mapped segment files and remain there. Decoded keys, and keys that were
+    filtered out of a block, move to a temporary file once they exceed some megabytes: in `TMPDIR`, mapped,
+    without a name.
     """
 
     def __init__(self, files: Files, directory: Path, segments: tuple[Segment, ...]) -> None:
@@ -44,7 +45,9 @@ class Rereading:
                     yield batch
 
     def hold(self, keys: pa.Array) -> pa.Array:
-        """Keys of the batch that was read last, where they may stay. Raises `StorageFailed`: no room."""
+        """Keys of the last batch read, at an address that remains valid. Raises `StorageFailed`: disk
+        full.
+        """
         low, high = self._mapped
         buffers = [b for b in keys.buffers() if b is not None and b.size]
         if all(low <= b.address and b.address + b.size <= high for b in buffers):
@@ -56,9 +59,9 @@ class Rereading:
             return self._spill.hold(keys)
         except OSError as e:
             raise StorageFailed(
-                "The keys of a state cannot be kept in a file.", path=self._directory.parent,
-                expected="a directory with room", found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="free the disk, or set TMPDIR to a directory with room",
+                "The keys of a state cannot be written to a temporary file.", path=self._directory.parent,
+                expected="a directory with free space", found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="free disk space, or set TMPDIR to a directory with free space",
             ) from e  # fmt: skip
 
     def __enter__(self) -> Rereading:
@@ -78,9 +81,9 @@ def state_batches(
     unique_below: int = 0,
     selection: Selection | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The last record of every key of one partition below offset `end`, deletes left out, in offset order.
+    """The last record of each key of one partition below offset `end`, without deletes, in offset order.
 
-    `unique_below`: no two records below that offset have the same key, see `PartitionState.unique_below`.
+    `unique_below`: below that offset each key occurs once, see `PartitionState.unique_below`.
     """
     chosen, below = selection or Selection(), min(unique_below, end)
     with Rereading(files, directory, segments) as read:

@@ -1,4 +1,4 @@
-"""What a cleaner pass keeps of a group of segments, as new segments."""
+"""Writes the records that a cleaner pass keeps of a group of segments as new segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keyfold.statestore import filenames
 from keyfold.statestore.segment.block import BLOCK_BYTES, BLOCK_RECORDS_MAX, encode, split
 from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
 
-#: Told of bytes read or written, as they are in the files; may sleep, and may end the pass by raising.
+#: Called with the number of bytes read or written, as in the files. May sleep; raises to abort the pass.
 Pace: TypeAlias = Callable[[int], None]
 
 
@@ -27,14 +27,14 @@ def rewrite_segments(
     pace: Pace,
     made: list[SegmentWriter],
 ) -> list[Segment]:
-    """The kept records as sealed, durable segments of up to `segment.bytes`, which together cover what the
-    group covered.
+    """Write the kept records to sealed, durable segments of up to `segment.bytes`, which together cover the
+    offsets of the group.
 
     Args:
-        made: gets every file that is begun, for `discard_segments` where nothing comes of it.
+        made: gets every file that is created, so that `discard_segments` can remove them if the pass fails.
 
     Raises:
-        OSError, and whatever `kept` and `pace` raise.
+        OSError, and any error of `kept` and `pace`.
     """
     config = writer.identity.config
     largest = max(config.segment_bytes, group[0].size)
@@ -60,15 +60,13 @@ def rewrite_segments(
 
 
 def discard_segments(made: Iterable[SegmentWriter]) -> None:
-    """Remove what `copied` has begun and no manifest line names."""
+    """Remove the files that `rewrite_segments` created and that no manifest line names."""
     for segment in made:
         with contextlib.suppress(OSError):
             segment.abandon(None)
 
 
 def _blocks(kept: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of about a block's size: what is left of several small or thinned-out blocks is put
-    together.
-    """
+    """Batches of about a block's size: small or thinned-out blocks are merged."""
     for batches in gathered((b for b in kept if b.num_rows), BLOCK_RECORDS_MAX, BLOCK_BYTES):
         yield from split(batches[0] if len(batches) == 1 else pa.concat_batches(batches))

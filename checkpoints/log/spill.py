@@ -1,9 +1,9 @@
-"""Key bytes that a pass must look at again, kept in temporary files instead of memory.
+"""Temporary files for key bytes that a pass needs again, instead of memory.
 
-The keys of uncompressed blocks stay where they are, in the mapped segments. Those of compressed blocks exist
-only as long as the block is decoded, and so do arrays that were put together of many small blocks: they are
-written, uncompressed, to files that are mapped as they grow. The first of them may stay in memory, so
-that a small pass needs no file.
+The keys of uncompressed blocks remain in the mapped segments. The keys of compressed blocks exist only while
+the block is decoded, and so do arrays that were merged from many small blocks. They are written,
+uncompressed, to files that are mapped as they grow. The first of them may remain in memory, so that a small
+pass needs no file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.keys.buffers import layout_of
 
-#: The size of one file. It is sparse until it is written, and mapped once.
+#: The size of one file. The file is sparse until it is written, and mapped once.
 _FILE_BYTES: Final = 64 << 20
 _ALIGNMENT: Final = 8
 
@@ -26,11 +26,11 @@ _ALIGNMENT: Final = 8
 class KeySpill:
     """Moves arrays of binary keys to mapped files in a directory of their own, which `close` removes.
 
-    No name is durable and nothing is synced: the files are void once the process has ended.
+    No name is durable and nothing is synced: the files are void when the process ends.
 
     Args:
-        nameless: nothing is left where the process is killed: files lose their names once they are mapped.
-        memory_bytes: the first keys, so many bytes, stay in memory and need no file.
+        nameless: unlink files as soon as they are mapped, so that a killed process leaves nothing.
+        memory_bytes: this many bytes of the first keys remain in memory and need no file.
 
     Raises (all methods):
         OSError: the disk is full or failed.
@@ -64,7 +64,7 @@ class KeySpill:
         return pa.Array.from_buffers(pa.binary(), layout.rows, [None, *places])
 
     def _even_offsets(self, width: int, rows: int) -> pa.Buffer:
-        """The Arrow offsets of keys of one width: the same for all arrays of it, so that one is enough."""
+        """The Arrow offsets of keys of one width. All arrays of that width share them."""
         known = self._even.get(width)
         if known is None or len(known) <= rows:
             known = self._even[width] = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
@@ -92,7 +92,7 @@ class KeySpill:
             self._files.make_directory(self._directory, below=self._directory.parents[1])
         path = self._directory / f"{self._number}.keys"
         self._number += 1
-        # From now on it is closed by `close`, whatever becomes of it.
+        # From now on `close` closes it, whatever happens.
         file = self._file = self._files.create(path)
         self._files.truncate(file, size)
         self._data = self._files.map(path)
@@ -107,7 +107,7 @@ class KeySpill:
         self._data = pa.py_buffer(b"")
 
     def close(self) -> None:
-        """Remove the files; arrays that were held stay readable."""
+        """Remove the files. Arrays that were moved remain readable."""
         self._end()
         if self._number and not self._nameless:
             self._files.remove_tree(self._directory)

@@ -1,6 +1,6 @@
-"""What `append` takes as a table: everything that speaks Arrow, a dict of columns, a list of dicts.
+"""Input that `append` takes as a table: anything that exports Arrow, a dict of columns, a list of dicts.
 
-Nothing is guessed: what could mean two things is refused, and no error shows a value.
+Nothing is guessed: ambiguous input is refused. No error shows a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keyfold.statestore.errors import BadRecord
 
 
 class ArrowStream(Protocol):
-    """Arrow's PyCapsule interface for tables: pyarrow, pandas, polars, DuckDB and others have it."""
+    """Arrow's PyCapsule interface for tables. pyarrow, pandas, polars, DuckDB and others implement it."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -26,7 +26,7 @@ class ArrowArray(Protocol):
     def __arrow_c_array__(self, requested_schema: object | None = None) -> Any: ...
 
 
-#: Rows to write: a table of any library with Arrow's PyCapsule interface, a dict of columns, a list of dicts.
+#: Rows to write: any table with Arrow's PyCapsule interface, a dict of columns, or a list of dicts.
 Tabular: TypeAlias = (
     "pa.Table | pa.RecordBatch | ArrowStream | ArrowArray | Mapping[str, Any] | Sequence[Mapping[str, Any]]"
 )
@@ -35,12 +35,12 @@ _EXPECTED: Final = (
     "a table with Arrow's PyCapsule interface (pyarrow, pandas, polars, DuckDB, ...), a dict of columns, "
     "or a list of dicts"
 )
-#: The index of a pandas DataFrame, where it has no name, as pandas gives it to Arrow.
+#: The names that pandas gives to an unnamed DataFrame index in Arrow.
 _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
 def table_of(data: object) -> pa.Table:
-    """`data` as an Arrow table. Raises `BadRecord` for what is no table."""
+    """`data` as an Arrow table. Raises `BadRecord` if it is not a table."""
     if isinstance(data, pa.Table):
         table = data
     elif isinstance(data, pa.RecordBatch):
@@ -67,9 +67,10 @@ def _imported(data: object, take: Any) -> Any:
         return take(data)
     except (pa.ArrowException, TypeError, ValueError) as e:
         raise BadRecord(
-            "This cannot be read as a table.", expected="record batches: Arrow arrays of structs",
-            found=f"a {_kind(data)}, whose Arrow interface fails with {type(e).__name__}",
-            remedy="give a table; a stream can be read once",
+            "Not a table: the input cannot be read through its Arrow interface.",
+            expected="record batches: Arrow arrays of structs",
+            found=f"{_kind(data)}, whose Arrow interface fails with {type(e).__name__}",
+            remedy="pass a table; a stream can be read only once",
         ) from e  # fmt: skip
 
 
@@ -78,9 +79,9 @@ def _of_rows(rows: Sequence[object]) -> pa.Table:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise BadRecord(
-                "A list of rows has something else in it.", position=f"row {number}",
-                expected="a dict with `key`, `value`, and if wanted `timestamp`, `headers`", found=_kind(row),
-                remedy='give rows as {"key": …, "value": …}, or a dict of columns',
+                "A row in the list is not a dict.", position=f"row {number}",
+                expected="a dict with `key`, `value` and optionally `timestamp`, `headers`", found=_kind(row),
+                remedy='pass rows as {"key": …, "value": …}, or a dict of columns',
             )  # fmt: skip
         if number == 0:
             names = list(row)
@@ -88,7 +89,7 @@ def _of_rows(rows: Sequence[object]) -> pa.Table:
             raise BadRecord(
                 "The rows do not have the same columns.", position=f"row {number}",
                 expected=", ".join(map(str, names)), found=", ".join(map(str, row)) or "none",
-                remedy="give every row every column; None as `value` is a delete",
+                remedy="give every row all columns; None as `value` is a delete",
             )  # fmt: skip
     if not rows:
         return pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
@@ -98,17 +99,17 @@ def _of_rows(rows: Sequence[object]) -> pa.Table:
 def _of_columns(columns: Mapping[Any, object]) -> pa.Table:
     if any(not isinstance(name, str) for name in columns):
         raise BadRecord(
-            "The names of columns are text.", expected='{"key": [...], "value": [...]}',
+            "A column name is not a string.", expected='{"key": [...], "value": [...]}',
             found="a dict with keys of type " + ", ".join(sorted({_kind(name) for name in columns})),
-            remedy="give a list of keys and a list of values",
+            remedy="pass a list of keys and a list of values",
         )  # fmt: skip
     arrays = {name: _column(name, values) for name, values in columns.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise BadRecord(
-            "The columns are not equally long.", expected="one value per row in every column",
+            "The columns do not have the same length.", expected="one value per row in every column",
             found=", ".join(f"{name}: {length}" for name, length in lengths.items()),
-            remedy="give one value per row in every column",
+            remedy="pass one value per row in every column",
         )  # fmt: skip
     return pa.table(arrays)
 
@@ -125,14 +126,14 @@ def _column(name: str, values: object) -> pa.Array | pa.ChunkedArray:
             return pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
         raise BadRecord(
-            f"The values of column {name!r} have no common type that records can hold.",
+            f"The values of column {name!r} have no common type that is supported.",
             expected="bytes or str" if name in ("key", "value") else "values of one type",
             found=f"{type(e).__name__} from Arrow",
-            remedy="encode them to bytes",
+            remedy="encode the values to bytes",
         ) from None  # fmt: skip
     raise BadRecord(
-        "A column of a dict is not a list of values.", expected="a list, or an array of Arrow or numpy",
-        found=_kind(values), remedy='give one value per row: {"key": [...], "value": [...]}',
+        "A column of the dict is not a list of values.", expected="a list, or an Arrow or numpy array",
+        found=_kind(values), remedy='pass one value per row: {"key": [...], "value": [...]}',
     )  # fmt: skip
 
 
@@ -141,11 +142,11 @@ def _kind(value: object) -> str:
 
 
 def _no_table(data: object) -> BadRecord:
-    remedy = "give a table"
+    remedy = "pass a table"
     if hasattr(data, "collect"):
         remedy = "collect it first"
     elif hasattr(data, "toArrow"):
-        remedy = "give df.toArrow(), or write it with ChangelogSink"
+        remedy = "pass df.toArrow(), or write it with ChangelogSink"
     elif hasattr(data, "__next__") or hasattr(data, "__iter__"):
-        remedy = "give a list of dicts, or a table"
-    return BadRecord("This cannot be read as a table.", expected=_EXPECTED, found=_kind(data), remedy=remedy)
+        remedy = "pass a list of dicts, or a table"
+    return BadRecord("Not a table.", expected=_EXPECTED, found=_kind(data), remedy=remedy)

@@ -1,9 +1,9 @@
-"""The one writer of a changelog in a process: a micro-batch in, durable and visible in all partitions at
+"""The one writer of a changelog in a process. A micro-batch becomes durable and visible in all partitions at
 once.
 
-Follow one write: `Writer.commit` → `ActiveSegments.append` (blocks into each touched partition's active
-segment, synced in parallel) → `_acknowledge` (one manifest line, synced: **this is the commit**; no higher
-claim; the head).
+Follow one write: `Writer.commit` → `ActiveSegments.append` (blocks into the active segment of each touched
+partition, synced in parallel) → `_acknowledge` (one manifest line, synced: **this is the commit**; then the
+proof that there is no higher claim; then the head).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints.log.active_segments import NOTHING_COUNTS, ActiveSegments, BlockFactory
+from keyfold.checkpoints.log.active_segments import NOTHING_COMMITTED, ActiveSegments, BlockFactory
 from keyfold.checkpoints.log.descriptors import Reserve
 from keyfold.checkpoints.log.ownership import Ownership, remove_journals_below
 from keyfold.checkpoints.log.reader_marks import Garbage
@@ -34,18 +34,18 @@ __all__ = ["Batch", "BlockFactory", "Writer"]
 
 log = logging.getLogger("keyfold")
 
-#: At work on the partitions of a batch.
+#: Number of threads that write the partitions of a batch.
 _THREADS: Final = 4
-#: A journal longer than this, and than so many times its checkpoint, is rolled: the writer succeeds itself.
+#: A journal longer than this, and than this many times its checkpoint, is rolled: the writer succeeds itself.
 _JOURNAL_BYTES: Final = 4 << 20
 _JOURNAL_CHECKPOINTS: Final = 4
-#: Commits are let go of by so many or more at a time.
+#: Minimum number of old commits that are forgotten at a time.
 _PRUNED_MIN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a commit says of the batch it makes durable. `source`: the position the batch was read up to."""
+    """The batch of a commit. `source`: the source position up to which the batch was read."""
 
     app: str
     batch: int
@@ -56,14 +56,13 @@ class Batch:
 
 
 class Writer:
-    """Appends commits and manifest lines for one epoch at a time. Thread-safe; one exists per changelog and
-    process.
+    """Appends commits and other manifest lines, for one epoch at a time. Thread-safe. There is one per
+    changelog and process.
 
     Invariants:
-        - `state` is what the manifest says up to its last line that was synced and not overtaken by a higher
-          epoch.
-        - After the first failed write or sync, or once it is not provably the writer any more, every further
-          call raises, see `ownership`.
+        - `state` is the manifest up to its last line that was synced and is not superseded by a higher epoch.
+        - After the first failed write or sync, or when this is not provably the writer any more, every
+          further call raises, see `ownership`.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Writer:
         self.garbage = Garbage(files, root, ownership)
         #: the epoch this writer was opened with; rolled journals have higher ones
         self.opened_epoch = state.epoch
-        #: held over a whole commit; also by callers that must see no commit between a look and an action
+        #: held during a whole commit, and by callers that must see no commit between a look and an action
         self.exclusive = ownership.exclusive
         self._journal = journal
         self._checkpoint_bytes = journal.size
@@ -99,7 +98,7 @@ class Writer:
 
     @contextlib.contextmanager
     def pin(self) -> Iterator[State]:
-        """The current state; its files stay until the context is left."""
+        """The current state. Its files are kept until the context is left."""
         self.garbage.hold(0)
         state = self.state
         self.garbage.hold(state.n)
@@ -115,7 +114,7 @@ class Writer:
 
     @property
     def fenced(self) -> bool:
-        """Whether every further write will be refused."""
+        """Whether every further write is refused."""
         return self.ownership.fenced
 
     def seal_active(self) -> None:
@@ -125,35 +124,37 @@ class Writer:
             self._seal_active(self._active.partitions)
 
     def seal_overdue(self) -> None:
-        """Seal active segments that are older than `segment.ms` or `max.compaction.lag.ms`, so that they can
-        be cleaned and deleted although nothing is appended any more.
+        """Seal active segments that are older than `segment.ms` or `max.compaction.lag.ms`. Then they can be
+        cleaned and deleted even if nothing is appended any more.
         """
         with self.exclusive:
             self.ownership.check_usable()
             self._seal_active(self._active.overdue())
 
     def on_change(self, listener: Callable[[State], None]) -> None:
-        """Call `listener` with the new state behind every line; it must return at once."""
+        """Call `listener` with the new state after every line. It must return at once."""
         self._listeners.append(listener)
 
     # -- writing -----------------------------------------------------------------------------------
 
     def commit(self, parts: Mapping[int, BlockFactory], batch: Batch) -> Commit:
-        """Make one micro-batch durable and visible; returns when it is both.
+        """Make one micro-batch durable and visible. Returns when it is both.
 
         Raises:
-            StorageFailed: a write or sync failed; this writer is fenced now. WriterFenced: another writer has
-            taken over, or the directory is not there any more. Both say whether nothing of the batch counts,
-            or whether that is not known, because its line may be durable.
-            StorageFailed because too many files are open, and anything that producing the blocks raises: then
-            nothing of the batch counts, and the writer goes on.
+            StorageFailed: a write or sync failed, and this writer is fenced now. The message says whether the
+                batch was not committed, or whether that is unknown because its line may be durable.
+            WriterFenced: another writer has taken over, or the directory was removed or moved. The message
+                says the same.
+            StorageFailed: too many files are open. The batch was not committed, and the writer is not fenced.
 
-        A failure after the batch has come to count, such as in rolling the journal, fences the writer and is
-        not raised here.
+        Errors raised while the blocks are produced pass through: the batch was not committed, and the writer
+            is
+        not fenced. A failure after the commit, such as in rolling the journal, fences the writer and is not
+        raised here.
         """
         with self.exclusive:
-            self.ownership.check_usable(NOTHING_COUNTS)
-            with self._active.too_many_files(NOTHING_COUNTS):
+            self.ownership.check_usable(NOTHING_COMMITTED)
+            with self._active.too_many_files(NOTHING_COMMITTED):
                 self._reserve.fill()
             pieces = self._active.append(parts)
             line: Line = {
@@ -181,7 +182,7 @@ class Writer:
         return commit
 
     def write_line(self, line: Line) -> None:
-        """Write one manifest line that is no commit; its `n` is filled in."""
+        """Write one manifest line other than a commit. Its `n` is filled in."""
         with self.exclusive:
             self.ownership.check_usable()
             with self._reserved("nothing was changed"):
@@ -189,11 +190,11 @@ class Writer:
                 self._roll_if_long()
 
     def new_segment(self, partition: int, base: int) -> SegmentWriter:
-        """A new file beside other segments of a partition; it does not exist until a line names it."""
+        """A new, not active segment file of a partition. It is not in the log until a line names it."""
         return self._active.begin(partition, base)
 
     def replace_identity(self, identity: ChangelogMeta) -> None:
-        """Replace `changelog.json`, as long as nobody has taken over."""
+        """Replace `changelog.json`, if no other writer has taken over."""
         with self.exclusive:
             own = self.ownership
             with self._reserved("nothing was changed"):
@@ -207,7 +208,7 @@ class Writer:
         self.ownership.fence(reason)
 
     def close(self) -> None:
-        """Seal the active segments, give up the lock. A fenced writer leaves everything as it is."""
+        """Seal the active segments and release the lock. A fenced writer changes nothing."""
         with self.exclusive:
             try:
                 if not self.fenced and self.ownership.is_proven():
@@ -224,9 +225,9 @@ class Writer:
 
     def _acknowledge(self, line: Line) -> None:
         after = states.apply(self.state, line)
-        thing = "batch" if line["t"] == "commit" else "change"
-        unknown = f"whether this {thing} counts is not known, its line may be durable"
-        nothing = f"nothing of this {thing} counts"
+        done = "batch was committed" if line["t"] == "commit" else "change was applied"
+        unknown = f"whether this {done} is unknown: its manifest line may be durable"
+        nothing = f"nothing of this {done}"
         own = self.ownership
         with own.failures("the manifest", nothing):
             own.check_place(nothing)
@@ -235,10 +236,10 @@ class Writer:
                 self._journal.append(line)
                 own.prove(unknown)
         except BaseException:
-            # Whether the line is in the journal is not known, so nothing may follow it.
+            # It is unknown whether the line is in the journal, so nothing may follow it.
             own.fence("a manifest line may be incomplete")
             raise
-        # It counts from here on: whoever takes over reads it. Readers may see it later.
+        # The line is committed from here on: the next writer reads it. Readers may see it later.
         self.state = after
         try:
             with contextlib.suppress(StorageFailed), own.failures("the head of the manifest"):
@@ -250,8 +251,8 @@ class Writer:
             try:
                 listener(after)
             except Exception as e:
-                # An error here would say of a line that counts that it does not.
-                log.error("changelog %s: what follows it was not told of line %d: %s", self.root, after.n, e)
+                # An error raised here would claim that a committed line was not committed.
+                log.error("changelog %s: a listener failed for manifest line %d: %s", self.root, after.n, e)
 
     # -- rolling -----------------------------------------------------------------------------------
 
@@ -266,19 +267,21 @@ class Writer:
 
     @contextlib.contextmanager
     def _reserved(self, outcome: str) -> Iterator[None]:
-        """Some files can be opened in here. Raises `StorageFailed` with this outcome if none are left."""
+        """Reserve some open files inside this context. Raises `StorageFailed` with `outcome` if none are
+        left.
+        """
         with self._active.too_many_files(outcome):
             self._reserve.fill()
         with self._reserve.released():
             yield
 
     def _next_pruning(self) -> int:
-        """How many commits are kept when some are let go: many at a time, so that each costs little."""
+        """How many commits to keep before some are forgotten: many at a time, so that each costs little."""
         keep = self.identity.config.commits_retained
         return max(keep, len(self.state.commits)) + max(_PRUNED_MIN, keep // 2)
 
     def _roll_if_long(self) -> None:
-        """What was acknowledged before counts, whatever becomes of this: a failure only fences."""
+        """Roll a long journal. Earlier lines are acknowledged, so a failure only fences the writer."""
         if self._journal.size > max(_JOURNAL_BYTES, _JOURNAL_CHECKPOINTS * self._checkpoint_bytes):
             with contextlib.suppress(StorageFailed, WriterFenced):
                 self._roll()

@@ -192,7 +192,7 @@ def test_dump_takes_some_partitions(raw: Path) -> None:
         (["--to", "1"], "Offsets are counted per partition."),
         (["--partition", "2"], "There is no such partition."),
         (["--partition", "-1"], "There is no such partition."),
-        (["--partition", "0", "--from", "99"], "The log ends before that offset."),
+        (["--partition", "0", "--from", "99"], "Offset 99 is beyond the log end offset"),
         (["--limit", "-1"], "Invalid value"),
     ],
 )

@@ -80,7 +80,7 @@ for free in [*range(24), *range(12)]:
         expected, done = {b"k%d" % n: b"batch %d" % free for n in range(7)}, done + 1
     except StorageFailed as e:
         refused += 1
-        assert "ulimit -n" in str(e) and "nothing of this batch counts" in str(e), e
+        assert "ulimit -n" in str(e) and "nothing of this batch was committed" in str(e), e
     finally:
         for fd in held[free:]:
             os.close(fd)
@@ -120,7 +120,12 @@ def test_a_batch_that_needs_more_open_files_than_there_may_be_is_refused_and_the
     tmp_path: Path,
 ) -> None:
     said = run(MORE_THAN_THE_LIMIT, tmp_path / "log", 220, 220)
-    for part in ("nothing of this batch counts", "fewer than 220 open files", "RLIMIT_NOFILE", "ulimit -n"):
+    for part in (
+        "nothing of this batch was committed",
+        "fewer than 220 open files",
+        "RLIMIT_NOFILE",
+        "ulimit -n",
+    ):
         assert part in said
 
 

@@ -115,7 +115,7 @@ def test_every_operation_is_refused_in_a_child(tmp_path: Path, mode: str) -> Non
         for name, act in ACTS.items():
             with held_everywhere(writer):
                 said = in_child(lambda act=act: act(log))  # type: ignore[misc]
-            refused = "was opened by another process" in said or (mode == "r" and "to read only" in said)
+            refused = "was opened in another process" in said or (mode == "r" and "to read only" in said)
             assert refused, f"{name}: {said}"
         with held_everywhere(writer):
             assert in_child(log.close) == ""

@@ -111,3 +111,24 @@ def test_a_read_that_meets_a_close_names_the_changelog_and_what_to_do(tmp_path: 
             read()
         assert refused.value.path == str(tmp_path / "log")
         assert "what to do: open it again" in str(refused.value)
+
+
+def test_a_reader_of_a_changelog_without_manifest_is_told_to_put_it_back(tmp_path: Path) -> None:
+    path = make_closed(tmp_path / "log")
+    (path / "manifest").rename(path.parent / "manifest")
+    with pytest.raises(Damaged, match=r"The manifest of this changelog is missing\.") as missing:
+        Changelog.open(path, mode="r")
+    assert "put manifest/ back" in str(missing.value.remedy)
+    (path / "manifest").mkdir()
+    with pytest.raises(Damaged, match=r"The manifest has no readable journal\.") as empty:
+        Changelog.open(path, mode="r")
+    assert "to write" not in str(empty.value.remedy)
+    (path / "manifest").rmdir()
+    (path.parent / "manifest").rename(path / "manifest")
+    (head,) = (path / "manifest").glob("*.head")
+    head.unlink()
+    with pytest.raises(Damaged, match=r"The manifest has no readable journal\.") as headless:
+        Changelog.open(path, mode="r")
+    assert "open the changelog to write once" in str(headless.value.remedy)
+    Changelog.open(path).close()
+    Changelog.open(path, mode="r").close()

@@ -149,7 +149,7 @@ def test_a_commit_is_refused_or_kept_whenever_it_happens(
         over, files.left = files.left is not None, None
         left = everything(path) if path.exists() else set()
         if found:
-            with pytest.raises(WriterFenced, match=r"open the changelog again|open it there"):
+            with pytest.raises(WriterFenced, match=r"open it again|open it there"):
                 log.append(rows(("a", "9")))
         log.close()
         assert over or (everything(path) if path.exists() else set()) <= left
@@ -230,7 +230,7 @@ def test_a_directory_that_was_moved_can_be_opened_where_it_is_now(tmp_path: Path
         moved.append(rows(("b", "1")))
         with pytest.raises(WriterFenced, match="moved, removed") as refused:
             log.append(rows(("a", "2")))
-        assert "find out where the directory is now" in str(
+        assert "find out where its directory is now" in str(
             refused.value.remedy
         )  # here would be an empty one
     log.close()

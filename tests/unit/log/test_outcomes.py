@@ -16,7 +16,7 @@ from keyfold.statestore.errors import KeyfoldError, StorageFailed
 from support.changelogs import BY_HAND, rows
 from support.faults.inject import QUICK, Operation, Watched
 
-NOTHING, UNKNOWN = "nothing of this batch counts", "whether this batch counts is not known"
+NOTHING, UNKNOWN = "nothing of this batch was committed", "whether this batch was committed is unknown"
 
 
 class FailOnce(Watched):
@@ -81,7 +81,7 @@ def test_a_failed_commit_says_what_became_of_the_batch(
             outcome = outcome_of(lambda log=log: log.append(rows(("a", "2")), batch_id=1))  # type: ignore[misc]
             files.left = None
             if files.failed is not None and outcome != "counts":
-                with pytest.raises(KeyfoldError, match="open the changelog again"):
+                with pytest.raises(KeyfoldError, match="open it again"):
                     log.append(rows(("a", "3")), batch_id=2)
         with Changelog.open(path, files=QUICK) as log:
             found = log.last_batch("append")

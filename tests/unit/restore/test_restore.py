@@ -178,7 +178,7 @@ def test_typed_keys_and_changes(tmp_path: Path) -> None:
             {"user": "a", "day": 1, "clicks": None, "_deleted": True},
             {"user": "b", "day": 1, "clicks": 5, "_deleted": False},
         ]
-        with pytest.raises(ConfigError, match="prefix of the bytes means nothing"):
+        with pytest.raises(ConfigError, match="A prefix cannot select keys"):
             restore(log.path, prefix="a")
 
 
