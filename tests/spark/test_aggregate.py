@@ -271,7 +271,7 @@ def test_what_has_no_parts_is_refused_with_its_column(events: Events, sql: str, 
 
 
 def test_the_way_that_can_is_named(events: Events) -> None:
-    with pytest.raises(ConfigError, match=r"transformWithState with keyfold\.streaming\.initial_state"):
+    with pytest.raises(ConfigError, match=r"transformWithState with keyfold\.initial_state"):
         aggregate(events.spark.createDataFrame([], SCHEMA), "word", F.stddev("n").alias("v"))
 
 
