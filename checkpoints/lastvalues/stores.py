@@ -105,6 +105,11 @@ class KeptStores:
         pairs = zip(self._done, state.partitions, strict=True)
         return [number for number, (done, p) in enumerate(pairs) if done is not p]
 
+    def below(self, state: State, ends: Sequence[int]) -> list[int]:
+        """The partitions whose stores have not reached these offsets."""
+        pairs = zip(state.partitions, ends, strict=True)
+        return [n for n, (p, end) in enumerate(pairs) if self.ready(n, p, end) is None]
+
     def lag(self, number: int, p: PartitionState) -> int:
         """How many offsets a store has not applied yet."""
         stores = self._stores  # another thread may remove them meanwhile

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from keyfold.checkpoints.lastvalues.current import CurrentValues
@@ -56,9 +57,11 @@ class StateUpdater:
         self._kept = KeptStores(followed, place)
         self._linger_seconds = linger_seconds
         self._eager = eager
-        #: partitions that somebody waits for, and whether anybody waits for all
+        #: partitions that somebody waits for; the offsets that all must reach because somebody waits for all
         self._wanted: set[int] = set()
-        self._wanted_all = False
+        self._wanted_ends: tuple[int, ...] | None = None
+        #: those who wait for all partitions as of one commit
+        self._asked: list[Future[RecordCursor]] = []
         self._behind_since: float | None = None
         #: whether the stores are to be removed, because a read has failed
         self._distrusted = False
@@ -125,8 +128,7 @@ class StateUpdater:
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
-                self._wanted_all = True
-                self._start()
+                self._want_all()
                 self._changed.wait(min(left, _LOOK_SECONDS))
         return True
 
@@ -140,21 +142,34 @@ class StateUpdater:
         """All partitions as of one commit: the one that is current at this call, or a later one. Raises as
         reads of `current`.
         """
+        cursor = self._cursor_now()
+        if cursor is not None:
+            return cursor
+        asked: Future[RecordCursor] = Future()
+        with self._changed:
+            self._eager, failures = True, self._failures
+            self._asked.append(asked)
+            try:
+                while not asked.done():
+                    self._check(failures)
+                    self._want_all()
+                    self._changed.wait(_LOOK_SECONDS)
+            finally:
+                self._asked.remove(asked)
+        return asked.result()
+
+    def _cursor_now(self) -> RecordCursor | None:
+        """Over the stores, if all of them are at the commit that is current at this call."""
         target = self._followed.state.ends
-        while True:
-            failures = self._failures
-            while not self.wait(target, _LOOK_SECONDS):
-                pass
-            with self._applying:
-                database = self._kept.database
-                sound = self._whole and not self._distrusted
-                if sound and database is not None and self._reached(target):
-                    return database.cursor()
-            with self._changed:
-                self._check(failures)
-                self._wanted_all = True
-                self._start()
-                self._changed.wait(_LOOK_SECONDS)
+        if not self._applying.acquire(blocking=False):
+            return None
+        try:
+            database = self._kept.database
+            if database is None or not self._whole or self._distrusted or not self._reached(target):
+                return None
+            return database.cursor()
+        finally:
+            self._applying.release()
 
     def read(self, ask: Callable[[], T]) -> T:
         """What `ask` reads of stores that are ready: again where rows were removed meanwhile, and after they
@@ -225,8 +240,7 @@ class StateUpdater:
         bound = self._followed.identity.config.store_backlog_bytes
         while self._eager and not self._stop and self._failure is None and self.lag_bytes() > bound:
             with self._changed:
-                self._wanted_all = True
-                self._start()
+                self._want_all()
                 self._changed.wait(_LOOK_SECONDS)
 
     def hand_over(self, writer: Writer) -> None:
@@ -283,6 +297,14 @@ class StateUpdater:
                     self._behind_since = now
                     self._start()
 
+    def _want_all(self) -> None:
+        """Have all stores brought to the commit that is current now, or was when somebody first wanted it.
+        The caller holds `_changed`.
+        """
+        if self._wanted_ends is None:
+            self._wanted_ends = self._followed.state.ends
+        self._start()
+
     def _start(self) -> None:
         """Have the thread look at what is to be done. The caller holds `_changed`."""
         if self._thread is None or not self._thread.is_alive():
@@ -301,10 +323,10 @@ class StateUpdater:
                         self._changed.wait(seconds)
                         continue
                     wanted, self._wanted = sorted(self._wanted), set()
-                    all_of_them = self._wanted_all or self._seconds_left() == 0
-                    self._wanted_all = False
+                    ends, asked = self._wanted_ends, tuple(self._asked)
+                    all_of_them = ends is not None or self._seconds_left() == 0
                 with self._applying:
-                    self._go_on(wanted, all_of_them)
+                    self._go_on(wanted, all_of_them, ends, asked)
                 if all_of_them:
                     # What kept the stores from going on before is over.
                     self._failure = None
@@ -313,21 +335,36 @@ class StateUpdater:
             with self._changed:
                 self._failure = e
                 self._failures += 1
-                self._behind_since = None
+                self._wanted_ends = self._behind_since = None
                 self._retry_at = time.monotonic() + _REST_SECONDS
                 self._thread = None
                 self._changed.notify_all()
 
     def _seconds_left(self) -> float | None:
         """Until there is something to do; None: until it is told."""
-        if self._wanted or self._wanted_all or self._distrusted:
+        if self._wanted or self._wanted_ends or self._distrusted:
             return 0
         if self._behind_since is None:
             return None
         return max(0, self._behind_since + self._linger_seconds - time.monotonic())
 
-    def _go_on(self, wanted: Sequence[int], all_of_them: bool) -> None:
-        """Bring stores to the present commit: those that are wanted, then the others if it is time to."""
+    def _go_on(
+        self,
+        wanted: Sequence[int],
+        all_of_them: bool,
+        ends: tuple[int, ...] | None,
+        asked: Sequence[Future[RecordCursor]],
+    ) -> None:
+        """Bring stores to the present commit: those that are wanted, then the others if it is time to.
+
+        A reader of a single key comes first: after each step the others wait for it. A reader of all
+        partitions is served nevertheless. It takes finitely many steps to reach `ends`, and what was
+        committed meanwhile is then applied without a pause.
+
+        Args:
+            ends: where the stores must be for those who wait for all of them; None where nobody does.
+            asked: who gets the stores as of one commit, once they are all there.
+        """
         if self._distrusted:
             self._kept.discard()
             self._distrusted = False
@@ -336,15 +373,35 @@ class StateUpdater:
             for _ in self._kept.follow(state, wanted):
                 self._tell()
             if all_of_them:
+                lacking = [] if ends is None else self._kept.below(state, ends)
+                if lacking:
+                    for _ in self._kept.follow(state, lacking):
+                        self._tell()
+                        if self._stop or self._wanted:
+                            return
+                if self._wanted_ends is ends:
+                    self._wanted_ends = None
                 for _ in self._kept.follow(state, self._kept.behind(state)):
                     self._tell()
-                    if self._stop or self._wanted:
+                    if self._stop or (self._wanted and ends is None):
                         return
                 self._whole = True
                 self._behind_since = None
+                self._answer(asked)
             if self._behind_since is None and (self._followed.state is not state or not all_of_them):
                 self._behind_since = time.monotonic()
             self._tell()
+
+    def _answer(self, asked: Sequence[Future[RecordCursor]]) -> None:
+        """Give the stores as they are now to those who have asked before they were brought here."""
+        database = self._kept.database
+        for each in asked:
+            if database is None or self._distrusted or each.done():
+                continue
+            try:
+                each.set_result(database.cursor())
+            except (StoreUnusable, StoreClosed) as e:
+                each.set_exception(e)
 
     def _tell(self) -> None:
         with self._changed:

@@ -16,17 +16,23 @@ from keyfold import Changelog
 from keyfold.checkpoints.cleaner.retention import apply_retention
 from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.lastvalues.stores import KeptStores, Step
-from keyfold.checkpoints.lastvalues.updater import StateUpdater
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.checkpoints.log.recovery import open_writer
 from keyfold.statestore.errors import Damaged, WriterFenced
-from keyfold.statestore.files import Files
+from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.kv.api import RecordStore, StoreClosed
 from keyfold.statestore.rocksdb.store import LastValues
 from support.waiting import eventually
 
 #: Nobody follows before somebody asks.
 QUIET = {"cleaner.threads": 0, "cleanup.policy": "delete"}
+
+
+class NoSync(Files):
+    """Commits are as fast as on a disk that is none."""
+
+    def sync(self, file: OpenFile) -> None:
+        pass
 
 
 def table(keys: list[str], value: str) -> pa.Table:
@@ -55,51 +61,96 @@ def test_a_key_waits_for_its_own_partition_and_for_no_other(tmp_path: Path) -> N
                 list(log.store().all())
 
 
-def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More partitions than are applied in one step, each slowly, and somebody who asks for single keys."""
-    apply, wait = Step.apply, StateUpdater.wait
+def _slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Step.apply
 
     def apply_slowly(self: Step) -> None:
         apply(self)
         time.sleep(0.01)
 
-    def wait_and_more(self: StateUpdater, target: tuple[int, ...], seconds: float) -> bool:
-        reached = wait(self, target, seconds)
-        time.sleep(0.03)
-        return reached
-
     monkeypatch.setattr(Step, "apply", apply_slowly)
-    monkeypatch.setattr(StateUpdater, "wait", wait_and_more)
+
+
+class Traffic:
+    """A thread that commits to all partitions without a pause, and some that ask for a few of the keys."""
+
+    def __init__(self, log: Changelog, keys: list[str], askers: int) -> None:
+        self.log, self.keys = log, keys
+        self.committed = self.asked = 0
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in [self._write] + [self._ask] * askers]
+
+    def _write(self) -> None:
+        while not self._ended.is_set():
+            self.log.append(table(self.keys, str(self.committed + 1)))
+            self.committed += 1
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            self.log.get(self.keys[self.asked % 3].encode())
+            self.asked += 1
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More partitions than are applied in one step, each slowly, and somebody who asks for single keys."""
+    _slowly(monkeypatch)
     keys = [f"k{n}" for n in range(600)]
     with Changelog.open(tmp_path / "log", partitions=150, config=QUIET) as log:
         log.append(table(keys, "0"))
-        ended = threading.Event()
-        last = [0]
-
-        def write() -> None:
-            while not ended.is_set():
-                last[0] += 1
-                log.append(table(keys, str(last[0])))
-
-        def ask() -> None:
-            while not ended.is_set():
-                log.get(keys[last[0] % len(keys)].encode())
-
-        threads = [threading.Thread(target=work) for work in (write, ask)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(40):
-                before = last[0] - 1
+        with Traffic(log, keys, askers=1) as traffic:
+            for _ in range(20):
+                before = traffic.committed
                 seen = {value for _, value in log.store().all()}
                 assert len(seen) == 1, seen
                 assert int(seen.pop()) >= before
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
+
+
+READS_OF_ALL: dict[str, Callable[[Changelog], Any]] = {
+    "all": lambda log: len(list(log.store().all())),
+    "range": lambda log: len(list(log.store().range(b"k1", b"k2"))),
+    "snapshot": lambda log: log.store().snapshot().close(),
+    "catch_up": lambda log: log.engine.catch_up(),
+}
+
+
+@pytest.mark.parametrize("read", READS_OF_ALL.values(), ids=READS_OF_ALL)
+def test_a_read_of_all_partitions_ends_beside_a_writer_and_askers_that_never_pause(
+    read: Callable[[Changelog], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step takes longer than a commit, and somebody always waits for a single key: the read wants the
+    commit that is current when it begins, and no later one.
+    """
+    _slowly(monkeypatch)
+    monkeypatch.setattr("keyfold.checkpoints.lastvalues.stores._STEP_PARTITIONS", 1)
+    keys = [f"k{n}" for n in range(40)]
+    ended = threading.Event()
+
+    def reading() -> None:
+        for _ in range(3):
+            read(log)
+        ended.set()
+
+    with Changelog.open(tmp_path / "log", files=NoSync(), partitions=10, config=QUIET) as log:
+        log.append(table(keys, "0"))
+        with Traffic(log, keys, askers=6) as traffic:
+            reader = threading.Thread(target=reading)
+            reader.start()
+            in_time, asked = ended.wait(20), traffic.asked
+        reader.join()
+    assert in_time
+    assert asked > 10  # nor do they starve for its sake
 
 
 def test_no_read_takes_a_store_that_is_being_built_again_for_the_last_values(
