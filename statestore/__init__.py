@@ -1,10 +1,10 @@
 """Bytes at rest: errors, files, segments, key-value stores. Nothing here knows of commits or of Spark.
 
-Files, paths and errors are here; the rooms are:
+Files, paths and errors are in this package. The subpackages are:
 
-    keys       the bytes of keys: buffers, order, hashes, partitions
+    keys       keys as bytes: buffers, sort order, hashes, partitions
     segment    blocks of records in segment files
-    schema     typed columns and their JSON
-    kv         what a key-value store is, in Samza's terms
-    rocksdb    last values in RocksDB
+    schema     typed columns and their JSON encoding
+    kv         the key-value store interface, in Samza's terms
+    rocksdb    the last value of every key, in RocksDB
 """

@@ -1,6 +1,6 @@
-"""Arguments of the public functions: of which type they are, said in the words of every other error.
+"""Type checks for the arguments of public functions. They raise the same errors as the rest of keyfold.
 
-Only what is cheap to see is looked at. What a value means, the callee knows.
+Only cheap checks are made here. The callee validates what a value means.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from keyfold.statestore.errors import ConfigError, WrongType
 
 
 def whole(name: str, value: object, *, least: int | None = None) -> int:
-    """A whole number, of Python or numpy. Raises `WrongType`, and `ConfigError` below `least`."""
+    """An integer, of Python or numpy. Raises `WrongType`, and `ConfigError` if it is below `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise wrong_type(name, value, "a whole number")
+        raise wrong_type(name, value, "an integer")
     number = int(value)
     if least is not None and number < least:
         raise ConfigError(
-            f"The argument `{name}` is too small.", expected=f"{least} or more", found=number,
+            f"Argument `{name}` is too small.", expected=f"{least} or more", found=number,
             remedy=f"correct `{name}=`",
         )  # fmt: skip
     return number
 
 
 def seconds(name: str, value: object) -> float:
-    """A time in seconds, 0 or more. Raises `WrongType`, `ConfigError`."""
+    """A duration in seconds, 0 or more. Raises `WrongType` or `ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise wrong_type(name, value, "seconds")
+        raise wrong_type(name, value, "a number of seconds")
     if math.isnan(value) or value < 0:
         raise ConfigError(
-            f"The argument `{name}` is no time to wait.", expected="seconds, 0 or more", found=value,
+            f"Argument `{name}` is not a valid duration.", expected="0 or more seconds", found=value,
             remedy=f"correct `{name}=`",
         )  # fmt: skip
     return float(value)
@@ -46,7 +46,7 @@ def text(name: str, value: object) -> str:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False: other values are true that nobody means so, such as "no". Raises `WrongType`."""
+    """True or False. Other values are refused: the string "no", for example, is true. Raises `WrongType`."""
     if isinstance(value, bool):
         return value
     raise wrong_type(name, value, "True or False")
@@ -60,15 +60,15 @@ def mapping(name: str, value: object) -> Mapping[Any, Any]:
 
 
 def several(name: str, value: object, of: str) -> Iterable[Any]:
-    """More than one of something; text is one, not its characters. Raises `WrongType`."""
+    """An iterable. A string counts as one item, not as its characters. Raises `WrongType`."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray):
         return value
-    raise wrong_type(name, value, f"several {of}, in a list")
+    raise wrong_type(name, value, f"a list of {of}")
 
 
 def wrong_type(name: str, value: object, expected: str) -> WrongType:
-    """The error for an argument of another type. Its value may be a record, and is not shown."""
+    """The error for an argument of the wrong type. It does not show the value, which may be a record."""
     return WrongType(
-        f"The argument `{name}` has a wrong type.", expected=expected, found=type(value).__name__,
+        f"Argument `{name}` has the wrong type.", expected=expected, found=type(value).__name__,
         remedy=f"correct `{name}=`",
     )  # fmt: skip

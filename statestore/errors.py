@@ -1,23 +1,23 @@
 """Every error that keyfold raises, in one tree.
 
     KeyfoldError
-    ├── ConfigError          a name or a value that is refused (also a ValueError)
-    │   └── WrongType        an argument of another type (also a TypeError)
+    ├── ConfigError          an invalid name or value (also a ValueError)
+    │   └── WrongType        an argument of the wrong type (also a TypeError)
     ├── NotAChangelog        the path does not hold a changelog
-    ├── FormatTooNew         written by a later version of keyfold
-    ├── Damaged              bytes before the durable point do not match their checksum; never guessed
+    ├── FormatTooNew         the file was written by a later version of keyfold
+    ├── Damaged              bytes before the durable point do not match their checksum
     ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening recovers
-    ├── ChangelogLocked      another living writer holds the changelog
+    ├── ChangelogLocked      another running writer holds the changelog
     ├── WriterFenced         a writer with a higher epoch has taken over, or this writer failed before
-    ├── BadRecord            a record that cannot be written: a null key, a column of the wrong type
-    ├── SchemaMismatch       the columns differ from those the changelog was made with
-    ├── BatchConflict        a batch id comes again, or from another place, and is not the same batch
+    ├── BadRecord            a record cannot be written: a null key, a column of the wrong type
+    ├── SchemaMismatch       the columns differ from those of the changelog
+    ├── BatchConflict        a batch id was used before, or by another query, for a different batch
     ├── CompactedAway        the exact state at that point no longer exists
-    ├── ViewExpired          files of a lease were deleted after it ran out
-    └── NotResumable         the source position of a query cannot be given back as options
+    ├── ViewExpired          files that a lease protected were deleted after it expired
+    └── NotResumable         the source position of a query cannot be returned as source options
 
-Each carries the path, the position in it, what was expected, what was found, and what to do. Record contents
-never go into a message.
+Each error carries the path, the position in the file, what was expected, what was found, and a remedy.
+Messages never contain record contents.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class KeyfoldError(Exception):
     """Base of all errors of keyfold.
 
     Args:
-        what: one sentence: what could not be done.
-        path: the file or directory concerned.
-        position: where in it: `"byte 4096"`, `"line 7"`, `"partition 3, offset 12"`.
-        expected: what should have been there.
-        found: what was there.
-        remedy: what the user can do about it.
+        what: One sentence that says what failed.
+        path: The file or directory concerned.
+        position: Where in it: `"byte 4096"`, `"line 7"`, `"partition 3, offset 12"`.
+        expected: What should have been there.
+        found: What was there.
+        remedy: What the user can do about it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class KeyfoldError(Exception):
         return "\n".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors cross process boundaries whole (Spark's Python workers)."""
+        """Errors keep all their fields across process boundaries (Spark's Python workers)."""
         state = (self.what, self.path, self.position, self.expected, self.found, self.remedy)
         return _rebuild, (type(self), *state)
 
@@ -87,11 +87,11 @@ def _rebuild(
 
 
 class ConfigError(KeyfoldError, ValueError):
-    """A name or a value that is refused when something is opened or built."""
+    """A name or value is invalid."""
 
 
 class WrongType(ConfigError, TypeError):
-    """An argument of another type than the function takes."""
+    """An argument has the wrong type."""
 
 
 class NotAChangelog(KeyfoldError):
@@ -107,39 +107,40 @@ class Damaged(KeyfoldError):
 
 
 class StorageFailed(KeyfoldError):
-    """A write or an fsync failed. The writer is fenced; open the changelog again to go through recovery.
+    """A write or an fsync failed. The writer is fenced; reopen the changelog to run recovery.
 
-    Where too many files are open nothing was written, and the writer goes on; the message says so.
+    Exception: when too many files are open, nothing was written and the writer continues. The message says
+    so.
     """
 
 
 class ChangelogLocked(KeyfoldError):
-    """Another living writer holds the changelog."""
+    """Another running writer holds the changelog."""
 
 
 class WriterFenced(KeyfoldError):
-    """This writer may not write any more: a higher epoch exists, or an earlier write of its own failed."""
+    """This writer can no longer write: a higher epoch exists, or one of its own writes failed."""
 
 
 class BadRecord(KeyfoldError):
-    """A record that cannot be written."""
+    """A record cannot be written."""
 
 
 class SchemaMismatch(KeyfoldError):
-    """The columns differ from those the changelog was made with."""
+    """The columns differ from those of the changelog."""
 
 
 class BatchConflict(KeyfoldError):
-    """A batch id comes again, or from another place, and is not the same batch."""
+    """A batch id was used before, or by another query, for a different batch."""
 
 
 class CompactedAway(KeyfoldError):
-    """The exact state at the asked point no longer exists."""
+    """The exact state at the requested point no longer exists."""
 
 
 class ViewExpired(KeyfoldError):
-    """Files that a lease protected were deleted after it ran out."""
+    """Files that a lease protected were deleted after it expired."""
 
 
 class NotResumable(KeyfoldError):
-    """The source position of a query cannot be given back as options of its source."""
+    """The source position of a query cannot be returned as source options."""

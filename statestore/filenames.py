@@ -1,18 +1,19 @@
-"""The only module that knows what files and directories of a changelog are called.
+"""The names of all files and directories of a changelog. No other module knows them.
 
 changelog.json                       identity
 changelog.json.<epoch>.tmp           its next content, while it is being written
 lock                                 held by the writer
-manifest/<epoch>.journal .head       what counts, and how far it is durable
-manifest/<epoch>.files               of a snapshot: what it holds, with checksums
-readers/<id>.view  <id>.lease        views of readers: by lock, and by time
-requests/<id>.compact  <id>.answer   what other processes ask the writer for
-work/<epoch>/<owner>/                files of tasks that are not committed, keys of a cleaner pass
-work/standby-<id>/                   last values of a standby, its own while it holds .lock beside it
+manifest/<epoch>.journal .head       the committed state, and how far it is durable
+manifest/<epoch>.files               in a snapshot: the list of its files, with checksums
+readers/<id>.view  <id>.lease        views of readers, held by a lock or by a lease
+requests/<id>.compact  <id>.answer   requests of other processes to the writer
+work/<epoch>/<owner>/                uncommitted files of tasks, keys of a cleaner pass
+work/standby-<id>/                   last values of a standby, its own while it holds the .lock next to it
 store-<epoch>/                       last values, disposable
 <partition>/<base>-<epoch>-<n>.arrows .index
 
-A folder of snapshots: <commit, 12 digits>/ each, with a file `pinned` in it where it has to stay.
+A snapshot repository holds one directory <commit, 12 digits>/ per snapshot. A file `pinned` in it keeps the
+snapshot from being removed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def identity_temporary(root: Path, epoch: int) -> Path:
 
 
 def identity_temporary_epoch(name: str) -> int | None:
-    """The epoch of the writer that began to replace the identity, None for any other name."""
+    """The epoch of the writer that began to replace the identity; None for any other name."""
     found = _IDENTITY_TEMPORARY.match(name)
     return int(found[1]) if found else None
 
@@ -60,30 +61,30 @@ def snapshot_files(root: Path, epoch: int) -> Path:
 
 
 def snapshot_files_epoch(name: str) -> int | None:
-    """The epoch in the name of a snapshot's list, None for any other name."""
+    """The epoch in the name of a snapshot's file list; None for any other name."""
     found = _LIST.match(name)
     return int(found[1]) if found else None
 
 
 def manifest_epoch(name: str) -> int | None:
-    """The epoch in the name of a journal, a head or a snapshot's list; None for any other name."""
+    """The epoch in the name of a journal, a head or a snapshot's file list; None for any other name."""
     found = _MANIFEST.match(name)
     return int(found[1]) if found else None
 
 
 def journal_epoch(name: str) -> int | None:
-    """The epoch of a journal's file name, None for any other name."""
+    """The epoch in the name of a journal; None for any other name."""
     found = _JOURNAL.match(name)
     return int(found[1]) if found else None
 
 
 def segment_name(base_offset: int, epoch: int, number: int) -> str:
-    """The base offset with 20 digits as in Kafka, so that names sort; `number` is unique within the epoch."""
+    """The base offset has 20 digits as in Kafka, so that names sort. `number` is unique within the epoch."""
     return f"{base_offset:020d}-{epoch}-{number}.arrows"
 
 
 def segment_epoch(name: str) -> int | None:
-    """The epoch that a segment or index was made in, None for any other name."""
+    """The epoch in which a segment or index was created; None for any other name."""
     found = _SEGMENT.match(name.replace(".index", ".arrows"))
     return int(found[2]) if found else None
 
@@ -122,7 +123,7 @@ def request(root: Path, identifier: str) -> Path:
 
 
 def request_id(name: str) -> str | None:
-    """The id of a request's file name, None for any other name."""
+    """The id in the name of a request; None for any other name."""
     return name.removesuffix(".compact") if name.endswith(".compact") else None
 
 
@@ -131,7 +132,7 @@ def answer(root: Path, identifier: str) -> Path:
 
 
 def is_request(name: str) -> bool:
-    """Whether it is of a request, or of the answer to one, whole or while it is written."""
+    """Whether a file is a request or an answer, complete or still being written."""
     return name.endswith((".compact", ".answer", ".answer.tmp"))
 
 
@@ -145,7 +146,7 @@ def work(root: Path, epoch: int, owner: str | None = None) -> Path:
 
 
 def staged(directory: Path, batch: int, task: int, attempt: int) -> Path:
-    """The blocks that one attempt of a task wrote aside, in a directory that `work` gave."""
+    """The staged blocks of one task attempt, in a directory from `work`."""
     return directory / f"{batch}-{task}-{attempt}.blocks"
 
 
@@ -158,13 +159,13 @@ def standby_lock(root: Path, identifier: str) -> Path:
 
 
 def standby_id(name: str) -> str | None:
-    """The id in the name of a standby's directory or lock, None for any other name."""
+    """The id in the name of a standby's directory or lock; None for any other name."""
     found = _STANDBY.match(name)
     return found[1] if found else None
 
 
 def kept_snapshot(dest: Path, commit: int) -> Path:
-    """The snapshot of a commit in a folder of snapshots; names sort as the commits do."""
+    """The snapshot of a commit in a snapshot repository. Names sort in commit order."""
     return dest / f"{commit:012d}"
 
 
@@ -178,5 +179,5 @@ def snapshot_pin(snapshot: Path) -> Path:
 
 
 def resume_pin(checkpoint: Path, changelog: str) -> Path:
-    """In a query's checkpoint: which commit of the changelog with this uuid it was resumed from."""
+    """The file in a query's checkpoint with the commit of this changelog (by uuid) that it resumed from."""
     return checkpoint / f"keyfold-resume-{changelog}"

@@ -1,8 +1,8 @@
-"""The only module that opens, writes, syncs, renames, lists or deletes files (elsewhere than here: `remote`).
+"""The only module that opens, writes, syncs, renames, lists or deletes files on a local disk.
 
-`Files` is the seam: a test hands in a subclass that records, fails, kills or pauses at the n-th operation.
-Every operation runs inside the context that `_operation` gives, so such a subclass overrides that one method
-to see them all, before and after.
+`Files` is the seam for tests: a subclass records, fails, kills or pauses at the n-th operation. Every
+operation runs inside the context that `_operation` returns, so a subclass overrides this one method to see
+the beginning and the end of every operation. `remote_files` is the same for remote file systems.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import pyarrow as pa
 
 Data: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
-#: Linux writes at most this many bytes in one call; larger data goes in several.
+#: Linux writes at most this many bytes in one call; larger data takes several calls.
 _WRITE_BYTES_MAX = 1 << 30
 
 _UNWATCHED: AbstractContextManager[None] = contextlib.nullcontext()
 
 
-#: The locks of this process by descriptor. A fork waits until none is being taken or given up.
+#: The locks of this process by descriptor. A fork waits until no lock is being acquired or released.
 _locks: dict[int, OpenFile] = {}
 _locks_change = threading.RLock()
 
 
 class OpenFile:
-    """A file that is being written: its descriptor, path, and length as written so far."""
+    """A file that is being written: its descriptor, its path, and the number of bytes written so far."""
 
     __slots__ = ("fd", "path", "position")
 
@@ -49,11 +49,10 @@ class OpenFile:
 class Files:
     """File operations on the local file system. All paths are `Path`s, all sizes bytes.
 
-    Raises `OSError` as the operating system gives it; callers turn it into an error of keyfold where they
-    know more.
+    Raises `OSError` as the operating system reports it. Callers that know more turn it into a keyfold error.
     """
 
-    #: Whether `lock` works here, and with it all that relies on knowing who is alive.
+    #: Whether `lock` works, and with it everything that must know which processes are alive.
     has_locks = True
 
     def _operation(
@@ -66,23 +65,23 @@ class Files:
         position: int = 0,
         target: Path | None = None,
     ) -> AbstractContextManager[None]:
-        """The context that the operation `name` on `path` runs in; `close` alone has none. For tests.
+        """The context in which the operation `name` on `path` runs. Only `close` has none. For tests.
 
-        `position` is where `data` goes, or the size to truncate to; `target` the new name of a rename. Where
-        the operation itself opens a file, leaving the context must not raise after it succeeded: the file
-        would leak.
+        `position` is where `data` is written, or the size to truncate to; `target` is the new name of a
+        rename. If the operation opens a file and succeeds, leaving the context must not raise: the file would
+        leak.
         """
         return _UNWATCHED
 
     # -- writing ---------------------------------------------------------------------------------------------
 
     def create(self, path: Path) -> OpenFile:
-        """A new, empty file. Raises `FileExistsError`: no name is ever used twice."""
+        """Create an empty file. Raises `FileExistsError`: no name is ever used twice."""
         with self._operation("create", path):
             return OpenFile(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644), path)
 
     def append(self, file: OpenFile, chunks: Sequence[Data]) -> None:
-        """Write all `chunks` behind what was written so far. After an error a part of them may be there."""
+        """Append all `chunks`. After an error, some of their bytes may have been written."""
         with self._operation("append", file.path, file=file, data=chunks, position=file.position):
             for chunk in chunks:
                 view = memoryview(chunk).cast("B")
@@ -92,7 +91,7 @@ class Files:
                     view = view[done:]
 
     def overwrite(self, file: OpenFile, data: bytes, position: int) -> None:
-        """Write `data` at `position` in place; does not move the end that `append` uses."""
+        """Write `data` at `position` in place. `append` still continues at the old end."""
         with self._operation("overwrite", file.path, file=file, data=[data], position=position):
             if os.pwrite(file.fd, data, position) != len(data):
                 raise OSError(errno.EIO, "short write", str(file.path))
@@ -109,7 +108,7 @@ class Files:
             os.fdatasync(file.fd)
 
     def sync_path(self, path: Path) -> None:
-        """`fsync` of a file that another program wrote. Its name needs a `sync_directory` as well."""
+        """`fsync` a file that another program wrote. Its name needs a `sync_directory` as well."""
         with self._operation("sync_path", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -125,7 +124,7 @@ class Files:
                 file.fd = -1
 
     def write_whole(self, path: Path, data: bytes) -> None:
-        """Replace `path` by `data` so that after a crash either the old or the new content is there, whole.
+        """Replace the content of `path` atomically: after a crash the file has its old or its new content.
 
         Two threads must not replace the same path at once: they share the temporary name `path` + ".tmp".
         """
@@ -144,14 +143,15 @@ class Files:
     # -- names -----------------------------------------------------------------------------------------------
 
     def make_directory(self, path: Path, below: Path | None = None) -> list[Path]:
-        """Create `path` and missing parents; nothing happens where it is there already.
+        """Create `path` and its missing parents. An existing directory is left alone.
 
-        Returns the directories that were made, outermost first. None of the names is durable before a
-        `sync_directory` of its parent. A directory that was found may not be durable either: whoever made it
-        may have died before that sync.
+        Returns the directories that were created, outermost first. Their names are durable only after a
+        `sync_directory` of each parent. An existing directory may not be durable either: the process that
+        created it may have died before that sync.
 
         Args:
-            below: a directory above `path` that is never created. Raises `FileNotFoundError` without it.
+            below: An ancestor of `path` that is never created. If it does not exist, `FileNotFoundError` is
+                raised.
         """
         if self.is_directory(path):
             return []
@@ -163,7 +163,7 @@ class Files:
         return [*made, path]
 
     def sync_directory(self, path: Path) -> None:
-        """`fsync` of a directory: names created, renamed or removed in it survive a power loss."""
+        """`fsync` a directory: names created, renamed or removed in it survive a power loss."""
         with self._operation("sync_directory", path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -172,13 +172,14 @@ class Files:
                 os.close(fd)
 
     def open_directory(self, path: Path) -> OpenFile:
-        """The directory, which keeps its identity while it is open: no other one gets its inode number."""
+        """Open a directory. While it is open, its inode number is not reused."""
         with self._operation("open_directory", path):
             return OpenFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
 
     def is_in_place(self, file: OpenFile) -> bool:
-        """Whether the path of an open file or directory still leads to that very file or directory; False for
-        one that another thread has closed meanwhile.
+        """Whether the path of an open file or directory still names that file or directory.
+
+        False if another thread has closed it in the meantime.
         """
         with self._operation("is_in_place", file.path):
             try:
@@ -191,8 +192,8 @@ class Files:
                 raise
 
     def unlink(self, path: Path, within: OpenFile | None = None) -> None:
-        """Remove a file. With `within`, an open directory above it, the file is looked for in that directory,
-        whatever its path leads to now.
+        """Remove a file. If an open ancestor directory `within` is given, the path is resolved relative to
+        it, even if the directory has been renamed or replaced since.
         """
         with self._operation("unlink", path):
             if within is None:
@@ -201,19 +202,19 @@ class Files:
                 os.unlink(path.relative_to(within.path), dir_fd=within.fd)
 
     def rename(self, path: Path, target: Path) -> None:
-        """Give a file or a directory another name. Durable after a `sync_directory` of both parents."""
+        """Rename a file or directory. Durable after a `sync_directory` of both parents."""
         with self._operation("rename", path, target=target):
             os.rename(path, target)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all in it. Never raises: what cannot be removed stays."""
+        """Remove a directory and its contents. Never raises: what cannot be removed is kept."""
         with self._operation("remove_tree", path):
             shutil.rmtree(path, ignore_errors=True)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def list_directory(self, path: Path) -> list[str]:
-        """The names in `path`, sorted; empty where there is no such directory."""
+        """The names in `path`, sorted. Empty if the directory does not exist."""
         with self._operation("list_directory", path):
             try:
                 return sorted(os.listdir(path))
@@ -237,16 +238,17 @@ class Files:
             return path.stat().st_mtime_ns // 1_000_000
 
     def read(self, path: Path, position: int = 0, length: int | None = None) -> bytes:
-        """Up to `length` bytes from `position`, to the end without it."""
+        """Up to `length` bytes from `position`, or all bytes up to the end."""
         with self._operation("read", path, position=position), open(path, "rb") as f:
             f.seek(position)
             return f.read() if length is None else f.read(length)
 
     def map(self, path: Path) -> pa.Buffer:
-        """The file's bytes as they are now, mapped read-only. The mapping lives as long as the buffer.
+        """Map the file's current bytes, read-only. The mapping lives as long as the buffer.
 
-        Arrow's mapping, because Python's `mmap` keeps a descriptor open for each. A medium that fails while a
-        page is read, or a file that is cut below the page, kills the process (SIGBUS) instead of raising.
+        This uses Arrow's mapping because Python's `mmap` keeps a descriptor open for each file. If the disk
+        fails while a page is read, or the file is truncated below the page, the process is killed (SIGBUS)
+        instead of raising an exception.
         """
         with self._operation("map", path), pa.memory_map(str(path)) as file:
             return file.read_buffer()
@@ -258,11 +260,11 @@ class Files:
     # -- locks -----------------------------------------------------------------------------------------------
 
     def lock(self, path: Path) -> OpenFile | None:
-        """The file at `path`, made if missing, locked for this holder (`flock`); None where another holds it.
+        """Lock the file at `path` with `flock`, creating it if needed. None if another holder has the lock.
 
-        The lock ends with `close` or the process; one that is forked from it does not hold it. A file that
-        was replaced or removed between opening and locking is tried again, so the returned lock is always on
-        the file that the path names at that moment.
+        The lock ends with `close` or with the process. A forked child does not hold it. If the file was
+        replaced or removed between opening and locking, the attempt is repeated, so the returned lock is
+        always on the file that the path names at that moment.
         """
         with self._operation("lock", path):
             while True:
@@ -285,8 +287,8 @@ class Files:
 
 
 def _after_fork() -> None:
-    """A lock belongs to all processes that have its descriptor open: a child would keep that of a parent that
-    has died.
+    """Close inherited locks. A lock belongs to every process with its descriptor open, so a child would keep
+    the lock of a parent that has died.
     """
     for fd, file in _locks.items():
         os.close(fd)
@@ -301,7 +303,7 @@ os.register_at_fork(
 
 
 def temporary() -> Path:
-    """A path that nobody has, in the system's directory for temporary files (`TMPDIR`)."""
+    """An unused path in the system's directory for temporary files (`TMPDIR`)."""
     return Path(tempfile.gettempdir()) / f"keyfold-{uuid.uuid4().hex}"
 
 
@@ -310,9 +312,9 @@ LOCAL = Files()
 
 
 def hold_descriptor() -> int:
-    """A descriptor of no file: freeing it makes room for another one. Raises `OSError`: none is left.
+    """Reserve a descriptor, so that freeing it makes room for another. Raises `OSError` if none is left.
 
-    No operation on files, so no test sees it.
+    This is not a file operation, so `_operation` does not see it.
     """
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -322,7 +324,7 @@ def free_descriptor(fd: int) -> None:
 
 
 def count_descriptors(below: int) -> int:
-    """How many descriptors with a lower number are open; counted without opening one."""
+    """The number of open descriptors with a lower number. Counting does not open one."""
     found = 0
     for fd in range(below):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a path of a user means: a local directory, made absolute at that moment, or a URL of elsewhere."""
+"""Parses paths given by users: a local directory, made absolute at once, or a remote URL."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from keyfold.statestore.errors import ConfigError
 
 AnyPath: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
-#: One slash is enough, because a `Path` that was made of a URL has one left.
+#: One slash is enough, because a `Path` made from a URL keeps only one.
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/")
 _WINDOWS: Final = re.compile(r"^[A-Za-z]:[\\/]|^\\\\")
 _FILE_URL: Final = re.compile(r"^file:(?://(?:localhost)?)?(/(?!/).*)$", re.IGNORECASE | re.DOTALL)
-#: A key of a store may have slashes. A colon before a number and a slash is that of a port.
+#: A storage key may contain slashes. A colon before a number and a slash introduces a port.
 _USER: Final = re.compile(
     r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?:[^/@:]*:(?!\d+/)[^@]*|(?P<name>[^/@:]*))@"
 )
-#: Schemes in which a name before @ is not one of a user or a key.
+#: Schemes in which the name before @ is neither a user nor a key.
 _NAMED: Final = re.compile(r"abfss?|adl|wasbs?|hdfs|viewfs|sftp|ssh|ftp|smb|gs|gcs", re.IGNORECASE)
 _SECRET_NAME: Final = re.compile(
     r"[?&][^=&]*(?:key|secret|token|passw|pwd|signature|sig|credentials?)=", re.IGNORECASE
@@ -29,7 +29,7 @@ _SECRET_NAME: Final = re.compile(
 
 
 def has_secret(text: str) -> bool:
-    """Whether a URL names a password or a key, or a user where that is half of a key. No path does."""
+    """Whether a URL contains a password or key, or a user that is half of a key. False for any path."""
     found = _USER.match(text)
     if found is not None and not (found["name"] is not None and _NAMED.fullmatch(found["scheme"])):
         return True
@@ -37,7 +37,7 @@ def has_secret(text: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """A text for messages: of a URL without what is before @, and without its options."""
+    """A text for messages: a URL without its credentials before @ and without its query."""
     if _SCHEME.match(text) is None:
         return text
     if has_secret(text):
@@ -49,17 +49,17 @@ def text_of(place: object) -> str:
     """A path or URL as text.
 
     Raises:
-        ConfigError: it is none, or empty, or a URL that has a secret in it.
+        ConfigError: It is not a path, is empty, or is a URL that contains a secret.
     """
     if isinstance(place, str | bytes | os.PathLike):
         text = os.fsdecode(place)
         if has_secret(text):
             raise ConfigError(
-                "A URL with a user, a password or a key in it is not taken: it would be kept, and shown.",
-                path=without_secrets(text), expected="a URL without credentials", found="one with some",
-                remedy="give them by the environment, as pyarrow.fs and fsspec read it "
-                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3), or by filesystem= with a file system "
-                "that has them",
+                "The URL contains credentials, which would be stored and shown.",
+                path=without_secrets(text), expected="a URL without credentials",
+                found="a URL with credentials",
+                remedy="set the credentials in the environment for pyarrow.fs or fsspec "
+                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3), or pass a filesystem= that has them",
             )  # fmt: skip
         if text and "\0" not in text:
             return text
@@ -67,13 +67,13 @@ def text_of(place: object) -> str:
     else:
         found = "None" if place is None else f"a {type(place).__name__}"
     raise ConfigError(
-        "This is not a path.", expected="a path as str, bytes or os.PathLike, not empty and without NUL",
+        "Not a valid path.", expected="a path as str, bytes or os.PathLike, not empty and without NUL",
         found=found, remedy="give the path of a directory",
     )  # fmt: skip
 
 
 def remote_scheme(place: object) -> str | None:
-    """The scheme of a URL that is not of this machine's files; None for a path, and for any `Path`."""
+    """The scheme of a remote URL. None for a local path, a `file:` URL and any `Path`."""
     text = text_of(place)
     found = _SCHEME.match(text)
     if found is None or found[1].lower() == "file" or isinstance(place, os.PathLike):
@@ -82,22 +82,22 @@ def remote_scheme(place: object) -> str | None:
 
 
 def local_path(place: AnyPath, *, decode: bool = True) -> Path:
-    """The absolute local path that is meant by a path, with `~` for a home, or by a `file:` URL.
+    """The absolute local path of a path (`~` is a home directory) or a `file:` URL.
 
     Args:
-        decode: %20 in a URL is a space. Spark takes such a URL as it is written.
+        decode: Whether %20 in a URL is a space. Spark does not decode URLs.
 
     Raises:
-        ConfigError: it is none, such as a URL of elsewhere, which can only be read.
+        ConfigError: It is not a local path. A remote URL, for example, can only be read.
     """
     text = text_of(place)
     if _WINDOWS.match(text):
-        raise _refused(text, "a Windows path", "give a path of this system")
+        raise _refused(text, "a Windows path", "give a Linux path")
     scheme = _SCHEME.match(text)
     if scheme is not None and scheme[1].lower() != "file":
-        remedy = "give a local directory; restore reads a snapshot there, Changelog.clone copies one here"
+        remedy = "give a local directory; restore reads a remote snapshot, Changelog.clone copies it here"
         if isinstance(place, os.PathLike):
-            remedy = f"give a URL as text, not as a {type(place).__name__}; for a directory of that name: ./…"
+            remedy = f"give a URL as str, not as {type(place).__name__}; for a directory with that name: ./…"
         raise _refused(text, f"a URL with {scheme[1]}:", remedy)
     if text.lower().startswith("file:"):
         url = _FILE_URL.match(text)
@@ -107,15 +107,15 @@ def local_path(place: AnyPath, *, decode: bool = True) -> Path:
     elif text.startswith("~"):
         text = os.path.expanduser(text)
         if text.startswith("~"):
-            raise _refused(text, "the home of an unknown user", "for a directory of that name: ./~…")
+            raise _refused(text, "the home of an unknown user", "for a directory with that name: ./~…")
     try:
         return Path(text).absolute()
     except FileNotFoundError:
-        raise _refused(text, "no working directory: it was removed", "give an absolute path") from None
+        raise _refused(text, "the working directory was removed", "give an absolute path") from None
 
 
 def _refused(text: str, found: str, remedy: str) -> ConfigError:
     return ConfigError(
-        "This is not on a local disk.", path=without_secrets(text),
+        "Not a path on a local disk.", path=without_secrets(text),
         expected="a local directory, as a path or a file: URL", found=found, remedy=remedy,
     )  # fmt: skip

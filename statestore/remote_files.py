@@ -1,7 +1,7 @@
-"""`Files` on what is no local disk: an object store, or any file system of pyarrow or fsspec.
+"""`Files` on a remote file system: an object store, or any file system of pyarrow or fsspec.
 
-Only what snapshots need: whole files that are written once and read. An object exists when its stream was
-closed, whole, and is durable then; there are no locks, and nothing is cut or overwritten in place.
+It implements only what snapshots need: files that are written once and then read. An object exists, complete
+and durable, once its stream is closed. There are no locks, and nothing is truncated or overwritten in place.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
 from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
 
-#: So much of a remote file is in memory while it is copied here.
+#: How much of a remote file is in memory while it is copied to a temporary file.
 _PIECE_BYTES: Final = 8 << 20
 
 
 def located(place: AnyPath, filesystem: Any = None, files: Files = LOCAL) -> tuple[Files, Path]:
-    """What reads and writes at `place`, and the path there: a local one is absolute.
+    """The `Files` that read and write `place`, and its path in them. A local path is absolute.
 
     Args:
-        place: a local path (see `local_path`), or a URL that pyarrow knows (s3, gs, abfs, hdfs), else fsspec.
-        filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, for credentials and end points; `place` is
-            then a path in it.
-        files: where `place` is local. Where these have no locks, `place` is a path in them.
+        place: A local path (see `local_path`), or a URL that pyarrow (s3, gs, abfs, hdfs) or fsspec supports.
+        filesystem: A `pyarrow.fs.FileSystem` or an fsspec file system, for credentials and endpoints. `place`
+            is then a path in it.
+        files: Used for a local `place`. If they have no locks, `place` is a path in them.
 
     Raises:
-        ConfigError: it is no path, or nobody knows such a URL.
+        ConfigError: `place` is not a path, or no file system supports the URL.
     """
     if filesystem is not None or not files.has_locks:
         text = text_of(place)
         if "://" in text:
             raise ConfigError(
-                "With filesystem= a path in it is expected.", expected="a path without a scheme",
-                found=text.partition("://")[0] + "://", remedy="leave the scheme out, or filesystem=",
+                "filesystem= needs a path inside that file system, not a URL.",
+                expected="a path without a scheme", found=text.partition("://")[0] + "://",
+                remedy="remove the scheme, or leave out filesystem=",
             )  # fmt: skip
         return files if filesystem is None else RemoteFiles(_as_pyarrow(filesystem)), Path(text)
     scheme = remote_scheme(place)
@@ -60,17 +61,18 @@ def located(place: AnyPath, filesystem: Any = None, files: Files = LOCAL) -> tup
             if "://" not in path:
                 return RemoteFiles(_as_pyarrow(fsspec_one)), Path(path)
         raise ConfigError(
-            "There is no file system for this URL.", expected="a URL of pyarrow.fs or fsspec",
-            found=f"{scheme}://", remedy="correct it, install fsspec's package for it, or give filesystem=",
+            "No file system supports this URL.", expected="a URL that pyarrow.fs or fsspec supports",
+            found=f"{scheme}://",
+            remedy="correct the URL, install the fsspec package for it, or pass filesystem=",
         ) from e  # fmt: skip
 
 
 def writable(place: AnyPath, files: Files = LOCAL) -> Path:
-    """The absolute path of a directory that is written to with locks and syncs. Raises `ConfigError`."""
+    """The absolute path of a directory for writing with locks and syncs. Raises `ConfigError`."""
     if not files.has_locks:
         raise ConfigError(
-            "Here files can only be read.", path=text_of(place), expected="a local directory",
-            found="another file system", remedy="copy a snapshot to a local directory with Changelog.clone",
+            "The file system is read-only for keyfold.", path=text_of(place), expected="a local directory",
+            found="a remote file system", remedy="copy a snapshot to a local directory with Changelog.clone",
         )  # fmt: skip
     return local_path(place)
 
@@ -79,7 +81,7 @@ def _as_pyarrow(filesystem: Any) -> pa.fs.FileSystem:
     if isinstance(filesystem, pa.fs.FileSystem):
         return filesystem
     if not callable(getattr(filesystem, "info", None)):
-        raise wrong_type("filesystem", filesystem, "a pyarrow.fs.FileSystem, or one of fsspec")
+        raise wrong_type("filesystem", filesystem, "a pyarrow.fs.FileSystem or an fsspec file system")
     return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(filesystem))
 
 
@@ -94,10 +96,10 @@ class _Stream(OpenFile):
 
 
 class RemoteFiles(Files):
-    """The operations of `Files` that make sense there; the others raise `OSError`.
+    """The operations of `Files` that work remotely; the others raise `OSError`.
 
-    A file is whole once `close` has returned. A process that dies before may leave none, an empty one, or a
-    part of it, as the store has it; so nothing is replaced there without another whole copy.
+    A file is complete once `close` has returned. A process that dies earlier may leave no file, an empty one
+    or a part of it, depending on the store. So a file is replaced only while another complete copy exists.
     """
 
     has_locks = False
@@ -140,7 +142,7 @@ class RemoteFiles(Files):
     # -- names -----------------------------------------------------------------------------------------------
 
     def make_directory(self, path: Path, below: Path | None = None) -> list[Path]:
-        """Made where the file system has directories; an object store has only names."""
+        """Create the directory if the file system has directories; an object store has only names."""
         with self._operation("mkdir", path):
             if not isinstance(self._fs, pa.fs.S3FileSystem):
                 self._fs.create_dir(str(path), recursive=True)
@@ -186,28 +188,28 @@ class RemoteFiles(Files):
             return data
 
     def map(self, path: Path) -> pa.Buffer:
-        """The bytes, copied to a temporary file (in `TMPDIR`), which is mapped and has no name any more:
-        it goes with the buffer, or with the process. So memory does not grow with the file.
+        """The bytes, copied to a temporary file in `TMPDIR`, which is mapped and then unlinked. It is freed
+        with the buffer or with the process. So memory does not grow with the file.
 
         Raises:
-            StorageFailed: there is no room for it.
+            StorageFailed: The temporary directory has no room for the file.
         """
         with self._operation("map", path), self._fs.open_input_stream(str(path)) as file:
             return _mapped(lambda: file.read(_PIECE_BYTES))
 
     def free_bytes(self, path: Path) -> int:
-        """As good as without end."""
+        """Practically unlimited."""
         return 1 << 62
 
     def lock(self, path: Path) -> OpenFile | None:
-        raise OSError(errno.EROFS, "there are no locks on a remote file system", str(path))
+        raise OSError(errno.EROFS, "a remote file system has no locks", str(path))
 
     def _info(self, path: Path) -> pa.fs.FileInfo:
         return self._fs.get_file_info([str(path)])[0]
 
 
 def _mapped(read: Callable[[], bytes]) -> pa.Buffer:
-    """The pieces that `read` gives until an empty one, in a file without a name."""
+    """The pieces from `read`, until it returns an empty one, in an unlinked file."""
     with contextlib.ExitStack() as stack:
         with _room():
             spool = stack.enter_context(tempfile.NamedTemporaryFile(prefix="keyfold-", buffering=0))
@@ -226,11 +228,11 @@ def _room() -> Iterator[None]:
         yield
     except OSError as e:
         raise StorageFailed(
-            "A remote file cannot be kept here while it is read.", path=tempfile.gettempdir(),
-            expected="a directory with room for it", found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="free the disk, or set TMPDIR to a directory with room",
+            "Cannot copy a remote file to the temporary directory.", path=tempfile.gettempdir(),
+            expected="a directory with enough free space", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free disk space, or set TMPDIR to a directory with enough space",
         ) from e  # fmt: skip
 
 
 def _unsupported(path: Path) -> OSError:
-    return OSError(errno.EOPNOTSUPP, "a remote file is written once", str(path))
+    return OSError(errno.EOPNOTSUPP, "a remote file can be written only once", str(path))

@@ -1,4 +1,4 @@
-"""Keys as bytes over Arrow buffers: addresses, order, hashes, and the partition that a key belongs to.
+"""Keys as bytes in Arrow buffers: addresses, sort order, hashes, and the partition that a key belongs to.
 
-This is the only room whose code reads memory by address.
+Only this package reads memory by address.
 """

@@ -1,9 +1,8 @@
-"""Where the bytes of an Arrow array's keys are, and how to read the same eight bytes of many keys at once.
+"""The addresses of the keys of an Arrow array, and reads of the same eight bytes of many keys at once.
 
-Keys are compared and hashed where they lie, without a copy: a key is an address and a length. `Memory` reads
-aligned 64-bit words only, and only words that hold at least one byte of a key. Such a word never reaches into
-another page, so the bytes beside a key may be read (and are masked out) even at the very end of a mapped
-file.
+Keys are compared and hashed in place, without a copy: a key is an address and a length. `Memory` reads only
+aligned 64-bit words that hold at least one byte of a key. Such a word never crosses a page boundary, so the
+bytes next to a key may be read (and are masked out) even at the end of a mapped file.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Offsets: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
-#: So many first bytes of every key are compared column by column, whether or not the first columns differ.
+#: This many leading bytes of every key are compared column by column, even if the first columns differ.
 _HEAD_BYTES: Final = 64
-#: What is longer than this is compared one by one: there a call costs less than the bytes.
+#: Longer keys are compared one by one: for them a call costs less than the bytes.
 _LONG_BYTES: Final = 1024
 
 _BLOCK_BYTES: Final = 1 << 17
@@ -41,13 +40,13 @@ _LOW_BITS: Final = np.uint64(63)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the keys of one array are. Valid as long as that array is held.
+    """Where the keys of one array are. Valid as long as the array is referenced.
 
     Attributes:
-        data: address of the byte that `offsets` count from; 0 where there are no bytes at all.
-        offsets: one more than there are keys, int32 or int64, ascending.
-        width: the length of every key in bytes where all are equally long, else None; None for an empty
-            array.
+        data: Address of the byte that `offsets` count from; 0 if the array has no bytes.
+        offsets: One more than the number of keys, int32 or int64, ascending.
+        width: The length of every key in bytes if all have the same length. Otherwise, and for an empty
+            array, None.
     """
 
     data: int
@@ -74,8 +73,8 @@ def layout_of(keys: pa.Array) -> Layout:
     """The layout of an array of binary, large binary, string or large string, sliced or not.
 
     Raises:
-        BadRecord: a key is null, or the array has another type.
-        ValueError: its offsets do not ascend within its data: it was never validated.
+        BadRecord: A key is null, or the array has another type.
+        ValueError: The offsets do not ascend within the data: the array was never validated.
     """
     if pa.types.is_binary(keys.type) or pa.types.is_string(keys.type):
         bits = 32
@@ -83,13 +82,13 @@ def layout_of(keys: pa.Array) -> Layout:
         bits = 64
     else:
         raise BadRecord(
-            "A key is bytes or a string.", expected="binary or string", found=str(keys.type),
+            "The key column has the wrong type.", expected="binary or string", found=str(keys.type),
             remedy="cast it to binary",
         )  # fmt: skip
     if keys.null_count:
         raise BadRecord(
-            "A key is null.", expected="keys", found=f"{keys.null_count} null keys of {len(keys)}",
-            remedy="filter such rows out",
+            "A key is null.", expected="no null keys", found=f"{keys.null_count} null keys of {len(keys)}",
+            remedy="filter out rows with a null key",
         )  # fmt: skip
     _, places, data = keys.buffers()
     if len(keys) == 0 or places is None:
@@ -104,14 +103,14 @@ def layout_of(keys: pa.Array) -> Layout:
 
 
 def prefixed(prefix: bytes, keys: pa.Array) -> pa.Array:
-    """Every key of a `binary` array with `prefix` in front."""
+    """Every key of a `binary` array, preceded by `prefix`."""
     return pc.binary_join_element_wise(pa.scalar(prefix), keys, b"")
 
 
 def word_blocks(layout: Layout, width: int) -> Iterator[tuple[slice, Sequence[Words]]]:
-    """Keys of one `width` as columns of 64-bit words, the last one filled up with zeros, some rows at a time.
+    """Keys of one `width` as columns of 64-bit words, the last one zero-padded, in blocks of rows.
 
-    A block fits the second-level cache. It is valid until the next one is asked for.
+    A block fits the second-level cache. It is valid until the next block is requested.
     """
     start, stop = layout.span
     count = max(64, min(_BLOCK_ROWS, _BLOCK_BYTES // max(width, 1)))
@@ -130,7 +129,7 @@ def word_blocks(layout: Layout, width: int) -> Iterator[tuple[slice, Sequence[Wo
 
 
 class Memory:
-    """Reads 64-bit little-endian words in [start, stop). The caller holds what lies there."""
+    """Reads 64-bit little-endian words in [start, stop). The caller keeps that memory alive."""
 
     def __init__(self, start: int, stop: int) -> None:
         first = start & ~7
@@ -153,8 +152,8 @@ class Memory:
         return columns
 
     def ragged_columns(self, addresses: Ints, lengths: Ints, count: int) -> list[Words]:
-        """The first `count` words of keys of any lengths; a byte beyond the end of its key is zero."""
-        # An empty key may lie at the edge of a page that is not ours: the first word is read in its place.
+        """The first `count` words of keys of any length; bytes beyond the end of a key are zero."""
+        # An empty key may be at the edge of an unmapped page: the first word is read instead.
         places = np.where(lengths == 0, 0, addresses - self.first)
         shift = ((places & 7) << 3).view(np.uint64)
         last = np.maximum(places + lengths - 1, 0) >> 3
@@ -164,7 +163,7 @@ class Memory:
         return columns
 
     def _shifted(self, low: Ints, shift: Words, last: Ints, count: int) -> list[Words]:
-        """`count` words from each `low`, moved down by `shift` bits; none beyond number `last` is touched."""
+        """`count` words from each `low`, shifted right by `shift` bits; no word after `last` is read."""
         back = _LOW_BITS - shift
         columns = []
         word = self._aligned(low)
@@ -187,7 +186,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Spots:
-    """Keys to be compared: where each is, and either the `width` of all in bytes or the `lengths` of each."""
+    """Keys to compare: the address of each, and either the common `width` in bytes or the `lengths`."""
 
     memory: Memory
     addresses: Ints
@@ -200,7 +199,7 @@ class Spots:
         return np.full(len(self.addresses), self.width, np.int64)
 
     def head(self, width: int) -> list[Words]:
-        """The first `width` bytes of every key, or all of it, as columns of words."""
+        """The first `width` bytes of every key, or the whole key if it is shorter, as columns of words."""
         if self.width == 0 or len(self.addresses) == 0:
             return []
         if self.lengths is None and self.width is not None:
@@ -214,7 +213,7 @@ class Spots:
 
 
 def neighbours_equal(keys: Spots) -> Bools:
-    """Whether each key equals the one behind it: one answer less than there are keys."""
+    """Whether each key equals the next one. The result is one shorter than the number of keys."""
     count = max(len(keys.addresses) - 1, 0)
     same = np.ones(count, np.bool_)
     longest = keys.longest()
@@ -234,7 +233,7 @@ def pairs_equal(a: Spots, b: Spots) -> Bools:
     same: Bools = a.sizes() == b.sizes()
     longest = min(a.longest(), b.longest())
     head = min(longest, _HEAD_BYTES)
-    # Where the lengths differ, so may the number of words; those keys are already known to differ.
+    # Keys of different lengths may have different numbers of words; they are already known to differ.
     for word_a, word_b in zip(a.head(head), b.head(head), strict=False):
         same &= word_a == word_b
     if longest > _HEAD_BYTES:
@@ -243,7 +242,7 @@ def pairs_equal(a: Spots, b: Spots) -> Bools:
 
 
 def _compare_rest(a: tuple[Memory, Ints], b: tuple[Memory, Ints], lengths: Ints, same: Bools) -> None:
-    """Clear `same` for keys of equal `lengths` that differ behind the first `_HEAD_BYTES`."""
+    """Clear `same` for keys of equal `lengths` that differ after the first `_HEAD_BYTES`."""
     done = _HEAD_BYTES
     rows = np.flatnonzero(same & (lengths > done))
     while len(rows) and done < _LONG_BYTES:

@@ -1,7 +1,6 @@
-"""A quick hash that brings equal keys together. What it cannot tell apart is told apart by the key bytes.
+"""A fast hash that groups equal keys. Callers resolve collisions by comparing the key bytes.
 
-It is not stable: nothing on disk may depend on it. `statestore.hashing` has the one that partitions are
-made by.
+The hash is not stable: nothing on disk may depend on it. `partitioner` has the hash that assigns partitions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pyarrow as pa
 from keyfold.statestore.keys.buffers import Layout, Memory, Words, layout_of, word_blocks
 from keyfold.statestore.keys.partitioner import xxh64
 
-#: Longer keys are left to XXH64.
+#: Longer keys use XXH64.
 _SHORT_BYTES: Final = 64
 _BLOCK_ROWS: Final = 1 << 13
 #: Random odd numbers: for the length, for the end, and one for each word of a short key.
@@ -33,10 +32,10 @@ _HALF: Final = np.uint64(32)
 
 
 def group_hash(keys: pa.Array) -> npt.NDArray[np.int64]:
-    """A hash of each key; its upper half is the good one. Raises as `xxh64`.
+    """A hash of each key. Its upper half is better distributed. Raises the same errors as `xxh64`.
 
-    Of a key of up to 64 bytes, each word is multiplied by a number of its own, folded and added. A word of
-    zeros adds nothing, so it does not matter how many words other keys of the array have.
+    For a key of up to 64 bytes, each word is multiplied by its own factor, folded and added. A zero word adds
+    nothing, so the hash does not depend on how many words other keys of the array have.
     """
     layout = layout_of(keys)
     if layout.width is not None and layout.width <= _SHORT_BYTES:

@@ -1,8 +1,7 @@
-"""Keys of a log that stay where they are: arrays of keys, each key with a position, compared by their bytes.
+"""A table of the keys of a log that references them in place, by position, and compares their bytes.
 
-Only references are held. Over memory-mapped blocks that costs mapped pages and no memory of our own; for
-blocks that are decoded copies, whoever adds the keys first moves them to where they may stay (`hold` of
-`OffsetMap.build`).
+The table holds only references. For memory-mapped blocks it uses mapped pages and no heap memory. For blocks
+that are decoded copies, the caller first moves the keys to memory that may be kept (`OffsetMap.build`).
 """
 
 from __future__ import annotations
@@ -17,57 +16,56 @@ import pyarrow as pa
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keys.buffers import Ints, Layout, Memory, Spots, layout_of
 
-#: Every array begins at a multiple of 1 << _PAGE_BITS positions, so a position's page leads straight to its
-#: array.
+#: Every array begins at a multiple of 1 << _PAGE_BITS positions, so the page of a position gives its array.
 _PAGE_BITS: Final = 10
 _PAGE_ROWS: Final = 1 << _PAGE_BITS
 _OFFSET_BYTES: Final = 4
 
 
-#: Arrow offsets by the address where they lie, in units of one. Only those of arrays that are held are read.
+#: Arrow offsets by address, in units of one offset. Only offsets of referenced arrays are read.
 _FIRST_BYTE: Final = 8
 _ANYWHERE: Final = pa.foreign_buffer(_FIRST_BYTE, 1 << 56)
 _PLACES: Final[npt.NDArray[np.int32]] = np.frombuffer(_ANYWHERE, "<i4")
 
-# What is known of each page: the addresses that position 0 would have if the page's array reached down to it,
-# (of the key bytes, if all keys are of one width; of the Arrow offsets, in units of one offset; of the bytes
-# that those count from), how many positions before it were skipped, and its array.
+# The rows of the page table. Three are addresses that position 0 would have if the page's array reached down
+# to it: of the key bytes (if all keys have one width), of the Arrow offsets (in units of one offset), and of
+# the bytes that the offsets count from. The others: how many positions before it were skipped, and its array.
 _KEYS, _OFFSETS, _DATA, _GAPS, _ARRAY = range(5)
 
 
 class KeyTable:
-    """Keys by position. Positions ascend in the order of adding; some are skipped between two arrays.
+    """Keys by position. Positions ascend in insertion order; some are skipped between two arrays.
 
-    Adding costs the same however much is held.
+    The cost of adding does not depend on the size of the table.
 
     Attributes:
-        end: one past the last position.
-        count: how many keys are held.
-        width: the length of all of them in bytes, if it is the same.
+        end: One past the last position.
+        count: The number of keys.
+        width: The length of the keys in bytes, if all have the same length.
     """
 
     def __init__(self) -> None:
         self.end = 0
         self.count = 0
         self.width: int | None = None
-        #: each array, the position of its first key, and what else has to be held with it
+        #: each array, the position of its first key, and the layout that must be kept alive with it
         self._arrays: list[tuple[pa.Array, int, Layout]] = []
         self._pages: Ints = np.empty((5, 16), np.int64)
         self._span = (0, 0)
 
     def add(self, keys: pa.Array) -> tuple[int, int]:
-        """Hold one more array of `binary` or `string` keys.
+        """Add an array of `binary` or `string` keys.
 
         Returns:
-            the position of its first key, and the bytes of all its keys.
+            The position of its first key, and the total size of its keys in bytes.
 
         Raises:
-            BadRecord: as `layout_of`, or the type has 64-bit offsets.
+            BadRecord: `layout_of` refuses the array, or its type has 64-bit offsets.
         """
         layout = layout_of(keys)
         if layout.offsets.dtype != np.int32:
             raise BadRecord(
-                "The key column of records is binary.", expected="binary", found=str(keys.type),
+                "The key column has the wrong type.", expected="binary", found=str(keys.type),
                 remedy="cast it to binary",
             )  # fmt: skip
         if layout.offsets.ctypes.data % _OFFSET_BYTES:
@@ -95,12 +93,12 @@ class KeyTable:
         return first, span[1] - span[0]
 
     def ordinals(self, positions: Ints) -> Ints:
-        """The number of each key in the order of adding, without the skipped positions."""
+        """The number of each key in insertion order, without the skipped positions."""
         numbers: Ints = positions - np.take(self._pages[_GAPS], positions >> _PAGE_BITS)
         return numbers
 
     def ordinal(self, position: int) -> int:
-        """How many keys were added before the one at a position, which may be `end`."""
+        """The number of keys added before the key at a position, which may be `end`."""
         return self.count if position >= self.end else int(self.ordinals(np.array([position]))[0])
 
     def spots(self, positions: Ints) -> Spots:
@@ -115,7 +113,7 @@ class KeyTable:
         return Spots(memory, np.take(data, page) + begin, None, lengths)
 
     def take(self, positions: Ints) -> pa.Array:
-        """A copy of the keys at these positions, as large binary. For few keys: it is slow."""
+        """A copy of the keys at these positions, as large binary. Slow: use it for few keys only."""
         number = np.take(self._pages[_ARRAY], positions >> _PAGE_BITS)
         order = np.argsort(number, kind="stable")
         parts = []
@@ -129,7 +127,7 @@ class KeyTable:
 
 
 class ArrayKeys:
-    """The keys of one array that the caller holds, by row."""
+    """The keys of one array by row. The caller keeps the array alive."""
 
     def __init__(self, keys: pa.Array) -> None:
         layout = layout_of(keys)

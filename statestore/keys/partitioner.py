@@ -1,7 +1,7 @@
-"""Which partition a key belongs to: XXH64 of its bytes with seed 42, as Spark's `xxhash64` computes it.
+"""The partition of a key: XXH64 of its bytes with seed 42, as Spark's `xxhash64` computes it.
 
-The hash is that of https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, worked out for many keys
-at once: every step is one numpy call over a column of 64-bit words, of keys of one length.
+The hash is specified in https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md. Here it is computed
+for many keys at once: every step is one numpy call over a column of 64-bit words of keys of equal length.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _P3: Final = np.uint64(0x165667B19E3779F9)
 _P4: Final = np.uint64(0x85EBCA77C2B2AE63)
 _P5: Final = np.uint64(0x27D4EB2F165667C5)
 _M64: Final = (1 << 64) - 1
-#: The four accumulators before the first stripe, and the hash of a key without a stripe before its length
-#: is added.
+#: The four accumulators before the first stripe, and the hash of a key shorter than a stripe before its
+#: length is added.
 _LANES: Final = tuple(
     np.uint64(x & _M64)
     for x in (SEED + int(_P1) + int(_P2), SEED + int(_P2), SEED, SEED - int(_P1))
 )  # fmt: skip
 _SHORT: Final = np.uint64(SEED + int(_P5))
 
-#: Longer keys are hashed one by one: there a call costs less than its bytes.
+#: Longer keys are hashed one by one: for them a call costs less than the bytes.
 _LONG_BYTES: Final = 1024
-#: Fewer keys of one length are hashed one by one too: numpy calls have a fixed cost.
+#: Fewer keys of one length are also hashed one by one: numpy calls have a fixed cost.
 _FEW_KEYS: Final = 128
 #: A block's words and scratch stay in the second-level cache.
 _BLOCK_ROWS: Final = 1 << 13
@@ -46,10 +46,10 @@ def xxh64(keys: pa.Array) -> npt.NDArray[np.int64]:
     """XXH64 with seed 42 of each key's bytes, as a signed 64-bit integer.
 
     Args:
-        keys: binary, large binary, string or large string, sliced or not, without nulls.
+        keys: Binary, large binary, string or large string, sliced or not, without nulls.
 
     Raises:
-        BadRecord: a key is null, or the array has another type.
+        BadRecord: A key is null, or the array has another type.
     """
     layout = layout_of(keys)
     hashes = np.empty(layout.rows, np.uint64)
@@ -61,13 +61,13 @@ def xxh64(keys: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of one key: `pmod(xxhash64(key), partitions)` in Spark's words."""
+    """The partition of one key: `pmod(xxhash64(key), partitions)` in Spark SQL."""
     hashed = xxhash.xxh64_intdigest(key, SEED)
     return (hashed - (hashed >> 63 << 64)) % partitions
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
-    """The partition of each key. Raises as `xxh64`."""
+    """The partition of each key. Raises the same errors as `xxh64`."""
     if partitions == 1:
         return np.zeros(layout_of(keys).rows, np.int32)
     return np.mod(xxh64(keys), partitions).astype(np.int32)
@@ -84,7 +84,7 @@ def _hash_equal(layout: Layout, width: int, hashes: Words) -> None:
 
 
 def _hash_block(words: Sequence[Words], width: int, hashes: Words, temp: Words, word: Words) -> None:
-    """Keys as columns of words, the last one filled up with zero bytes. `temp` and `word` are scratch."""
+    """Keys as columns of words, the last one zero-padded. `temp` and `word` are scratch space."""
     stripes, rest = width // 32, width % 32
     if stripes:
         lanes = [np.full(len(hashes), start) for start in _LANES]
@@ -116,7 +116,7 @@ def _hash_block(words: Sequence[Words], width: int, hashes: Words, temp: Words, 
 
 
 def _hash_ragged(layout: Layout, hashes: Words) -> None:
-    """Keys are grouped by their length; the groups are hashed as above."""
+    """Group keys by length and hash each group as above."""
     addresses, lengths = layout.addresses(), layout.lengths()
     memory = Memory(*layout.span)
     for first in range(0, layout.rows, _RAGGED_ROWS):

@@ -1,4 +1,4 @@
-"""The order of keys by their bytes, eight at a time: a third of what Arrow's own sort of binary takes."""
+"""Sorts keys by their bytes, eight at a time, in a third of the time of Arrow's own sort of binary."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pyarrow.compute as pc
 from keyfold.statestore.keys.buffers import Ints, Layout, Memory, Words, layout_of
 
 _WORD: Final = 8
-#: Keys that are equal so far are left to Arrow, which compares them one by one.
+#: Keys that are equal up to here are sorted by Arrow, which compares them one by one.
 _LONG_BYTES: Final = 256
 
 
 def key_order(keys: pa.Array) -> Ints:
-    """The rows of `keys` in ascending order of their bytes, as memcmp and RocksDB have it.
+    """The rows of `keys` in ascending byte order, the order of memcmp and RocksDB.
 
     Args:
-        keys: binary or large binary without nulls.
+        keys: Binary or large binary without nulls.
 
     Returns:
-        A permutation of 0 to `len(keys)` - 1. Equal keys come in any order.
+        A permutation of 0 to `len(keys)` - 1. The order of equal keys is undefined.
 
     Raises:
-        BadRecord: a key is null, or the array has another type.
+        BadRecord: A key is null, or the array has another type.
     """
     layout = layout_of(keys)
     words_at = _fixed_words(layout) if layout.width else _words(layout)
     order: Ints = np.arange(layout.rows)
-    # `rows` are in order as far as was looked at, but for those of the same group; they belong at `places`.
+    # `rows` are sorted by the bytes compared so far, except within a group. They belong at `places`.
     rows, places = order.copy(), order.copy()
     groups: Ints = np.zeros(layout.rows, np.int64)
     done, all_as_they_are = 0, True
@@ -42,7 +42,7 @@ def key_order(keys: pa.Array) -> Ints:
             done += common
             words, rest = words_at(some, done)
         all_as_they_are = False
-        # A word that is filled up with zeros comes before the same word of a key that goes on.
+        # A zero-padded word sorts before the same word of a longer key.
         rest = np.minimum(rest, _WORD + 1)
         moved = _argsort(words, rest, groups)
         rows, words, rest, groups = rows[moved], words[moved], rest[moved], groups[moved]
@@ -58,13 +58,13 @@ def key_order(keys: pa.Array) -> Ints:
         done += _WORD
     else:
         if len(rows):
-            # Groups are in order among each other, so that those who are left can be sorted at once.
+            # The groups are already in order, so all remaining rows can be sorted at once.
             order[places] = rows[pc.sort_indices(keys.take(pa.array(rows))).to_numpy()]
     return order
 
 
-#: Gives the next bytes of some keys (None: of all), behind so many, as numbers that compare as they do; and
-#: how many bytes each key has from there on.
+#: Given some keys (None for all) and a number of bytes to skip, returns the next bytes as numbers that
+#: compare in byte order, and how many bytes each key has left.
 _WordsAt: TypeAlias = Callable[[Ints | None, int], tuple[Words, Ints]]
 
 
@@ -81,7 +81,7 @@ def _words(layout: Layout) -> _WordsAt:
 
 
 def _fixed_words(layout: Layout) -> _WordsAt:
-    """The same for keys of one width, without looking for each."""
+    """The same for keys of one width, without looking up each key."""
     width = layout.width or 0
     start, stop = layout.span
     data = np.frombuffer(pa.foreign_buffer(start, stop - start), np.uint8).reshape(layout.rows, width)
@@ -96,13 +96,13 @@ def _fixed_words(layout: Layout) -> _WordsAt:
 
 
 def _common_bytes(words: Words, rest: Ints) -> int:
-    """How many first bytes all have in common, up to the shortest."""
+    """The length of the common prefix of all words, limited by the shortest key."""
     differing = int(np.bitwise_or.reduce(words ^ words[0]))
     return min(_WORD - -(-differing.bit_length() // 8), int(rest.min()))
 
 
 def _argsort(words: Words, rest: Ints, groups: Ints) -> Ints:
-    """By group, word and rest. One array alone is sorted in an eighth of the time."""
+    """Sort by group, word and rest. Sorting a single array takes an eighth of the time."""
     if groups[0] != groups[-1]:
         return np.lexsort((rest, words, groups))
     by_word = np.argsort(words)

@@ -1,1 +1,1 @@
-"""Key-value stores in the terms of Samza's `KeyValueStore`: on bytes, and typed through serdes."""
+"""Key-value stores with the interface of Samza's `KeyValueStore`: on bytes, or typed through serdes."""

@@ -1,21 +1,21 @@
-"""What a key-value store is: the names of Samza's `KeyValueStore`, on bytes, and the rules of every store.
+"""The key-value store interface: the names of Samza's `KeyValueStore`, on bytes, and the common rules.
 
     ReadOnlyStore        get, get_all, range, prefix, all, snapshot, close
-    KeyValueStore        … and put, put_all, delete, delete_all, flush
-    RecordStore          a ReadOnlyStore that also tells offset and timestamp of every entry's last record
+    KeyValueStore        adds put, put_all, delete, delete_all, flush
+    RecordStore          a ReadOnlyStore that also returns the offset and timestamp of each key's last record
 
-- Keys and values are `bytes`, anything else is a `WrongType`, which is a `TypeError`.
-  `statestore/kv/serdes.py` puts types at the edge.
-  The empty key and the empty value are legal. `None` is no value: `delete` removes a key.
-- Keys come in the order of their bytes (unsigned, shorter first). `range(from_, to)` includes `from_` and
-  **excludes** `to`, as Samza's does; Kafka Streams' `range` includes both. `None` leaves that end open.
-- `get_all` gives a list in the order asked, where Samza gives a map of the keys that were found.
-- Many keys at once can be Arrow arrays of `binary`, chunked or not, without nulls among the keys: `get_all`
-  then gives an array, `put_all` takes two, of which a null value is a delete. Rows are not Python objects
-  where a store can avoid it.
-- An iterator sees the store as it was when the iterator was made. It is a context manager; close it before
-  its store. One left open when its store is closed raises `StoreClosed` when it needs the store again: it
-  never ends early in silence.
+- Keys and values are `bytes`. Anything else raises `WrongType`, which is a `TypeError`.
+  `statestore/kv/serdes.py` adds types.
+  The empty key and the empty value are valid. `None` is not a value: call `delete` to remove a key.
+- Keys are ordered by their bytes (unsigned, shorter first). `range(from_, to)` includes `from_` and
+  **excludes** `to`, as in Samza; Kafka Streams' `range` includes both. `None` leaves that end open.
+- `get_all` returns a list in the order of the keys. Samza returns a map of the keys that were found.
+- Many keys at once can be Arrow arrays of `binary`, chunked or not, without null keys. Then `get_all` returns
+  an array, and `put_all` takes two, in which a null value is a delete. Stores avoid turning rows into Python
+  objects.
+- An iterator sees the store as of its creation. It is a context manager; close it before its store. An
+  iterator whose store was closed raises `StoreClosed` when it needs the store again: it never ends early
+  without an error.
 - A store that wraps others does not close them, except snapshots that it took itself.
 """
 
@@ -41,9 +41,9 @@ class StoreClosed(KeyfoldError, ValueError):
 
 
 class Entries(Iterator[tuple[K, V]], Generic[K, V]):
-    """Entries in the order of their keys. Closes itself at its end; close it where you stop earlier.
+    """Entries in key order. The iterator closes itself at the end; close it if you stop earlier.
 
-    An iterator that failed or was closed raises `StoreClosed` from then on: neither looks like the end.
+    After a failure or `close` it raises `StoreClosed`, so neither is mistaken for the end.
     """
 
     __slots__ = ("_close", "_closed", "_rows")
@@ -88,17 +88,17 @@ class Entries(Iterator[tuple[K, V]], Generic[K, V]):
 
 
 class ReadOnlyStore(Protocol):
-    """What every store can do."""
+    """The methods of every store."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
     @overload
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys`, one each, in their order; None where there is none."""
+        """The values of `keys`, in the same order; None for a missing key."""
 
     @overload
     def get_all(self, keys: pa.Array) -> pa.Array:
-        """The same of Arrow arrays: at most 2 GiB of values at once."""
+        """The same for Arrow arrays, with at most 2 GiB of values at once."""
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         """Entries with `from_` <= key < `to`."""
@@ -109,7 +109,7 @@ class ReadOnlyStore(Protocol):
     def all(self) -> Entries[bytes, bytes]: ...
 
     def snapshot(self) -> ReadOnlyStore:
-        """The store as it is now, read-only, whatever is written later. To be closed."""
+        """A read-only view of the store as it is now. Later writes do not change it. Close it after use."""
 
     def close(self) -> None: ...
 
@@ -121,31 +121,31 @@ class KeyValueStore(ReadOnlyStore, Protocol):
 
     @overload
     def put_all(self, entries: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]) -> None:
-        """All of `entries`, or none of them where one is refused. The last one of a key counts."""
+        """Write all `entries`, or none if one is refused. If a key occurs twice, its last entry counts."""
 
     @overload
     def put_all(self, entries: pa.Array, values: pa.Array) -> None:
-        """`entries` are the keys, a value for each; a null value deletes its key."""
+        """`entries` are the keys, with one value each; a null value deletes its key."""
 
     def delete(self, key: bytes) -> None:
-        """Remove `key`; nothing happens where it is not there."""
+        """Remove `key` if it exists."""
 
     def delete_all(self, keys: Iterable[bytes] | pa.Array) -> None: ...
 
     def flush(self) -> None: ...
 
 
-#: What `RecordStore.get_records` gives: one row for each key asked, of nulls where there is none.
+#: The columns of `RecordStore.get_records`: one row per requested key, all null for a missing key.
 LAST_RECORDS = pa.schema(
     [pa.field("offset", pa.int64()), pa.field("timestamp", pa.int64()), pa.field("value", pa.binary())]
 )
 
 
 class RecordStore(ReadOnlyStore, Protocol):
-    """A store of last records, of which the values are only a part."""
+    """A store of last records, not only of their values."""
 
     def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
-        """Offset, timestamp in ms and value of the last record of `key`; None where there is none."""
+        """Offset, timestamp in ms and value of the last record of `key`; None if the key is missing."""
 
     def get_records(self, keys: pa.Array) -> pa.RecordBatch:
         """The last records of `keys` (`binary`, without nulls), with the columns of `LAST_RECORDS`."""
@@ -153,10 +153,10 @@ class RecordStore(ReadOnlyStore, Protocol):
     def records(
         self, from_: bytes | None = None, to: bytes | None = None
     ) -> Entries[bytes, tuple[int, int, bytes]]:
-        """As `range`, with the whole records."""
+        """The same as `range`, with complete records."""
 
 
-_ENCODE = "encode it, or use a TypedStore with a serde"
+_ENCODE = "encode it as bytes, or use a TypedStore with a serde"
 
 
 def _wrong(what: str, expected: str, found: object, remedy: str = _ENCODE) -> WrongType:
@@ -166,7 +166,7 @@ def _wrong(what: str, expected: str, found: object, remedy: str = _ENCODE) -> Wr
 def closed(what: str) -> StoreClosed:
     return StoreClosed(
         f"This {what} is closed.", expected=f"an open {what}",
-        found="closed, by whoever has opened it or with what it belongs to",
+        found=f"the {what}, or what it belongs to, was closed",
         remedy="open it again, or use it before it is closed",
     )  # fmt: skip
 
@@ -189,16 +189,14 @@ def is_arrow(keys: object) -> bool:
 
 
 def check_arrow(column: Any, what: str = "key") -> pa.Array:
-    """The column as one array of `binary`. `TypeError`: of another type, or keys among which there is a
-    null.
-    """
+    """The column as one array of `binary`. Raises `TypeError` for another type or a null key."""
     kind = column.type
     if not (
         pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
     ):
         raise _wrong(f"An Arrow {what} must be binary.", "an Arrow array of binary", kind)
     if what == "key" and column.null_count:
-        raise _wrong("An Arrow key must not be null.", "keys", "null among them", "filter such rows out")
+        raise _wrong("An Arrow key is null.", "no null keys", "a null key", "filter out rows with a null key")
     if isinstance(column, pa.ChunkedArray):
         column = binary_array(column.cast(pa.binary()))
     return column.cast(pa.binary())
@@ -208,17 +206,17 @@ def check_arrow_rows(keys: Any, values: Any) -> tuple[pa.Array, pa.Array]:
     """Keys and values of `put_all`. Raises `TypeError`, and `ValueError` for columns of different length."""
     if not is_arrow(values):
         found = type(values).__name__
-        raise _wrong("Values for an Arrow array of keys must be another one.", "an Arrow array", found)
+        raise _wrong("Keys in an Arrow array need values in an Arrow array.", "an Arrow array", found)
     if len(keys) != len(values):
         raise ConfigError(
-            "There are not as many values as keys.", expected=f"{len(keys)} values", found=len(values),
-            remedy="give each key a value; null deletes it",
+            "The numbers of keys and values differ.", expected=f"{len(keys)} values", found=len(values),
+            remedy="give each key one value; null deletes the key",
         )  # fmt: skip
     return check_arrow(keys), check_arrow(values, "value")
 
 
 def binary_array(values: Any) -> pa.Array:
-    """A column of `binary` from Python's bytes and None, in one piece. `ValueError`: beyond 2 GiB."""
+    """One array of `binary` from Python's bytes and None. Raises `ValueError` beyond 2 GiB."""
     column = values if is_arrow(values) else pa.array(values, pa.binary())
     if isinstance(column, pa.ChunkedArray):
         column = joined(column.chunks) if column.num_chunks else pa.array([], pa.binary())
@@ -226,14 +224,14 @@ def binary_array(values: Any) -> pa.Array:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Arrays, or batches, of one type in one piece; at least one. `ValueError`: beyond 2 GiB."""
+    """Concatenate at least one array or batch of one type. Raises `ValueError` beyond 2 GiB."""
     if len(parts) == 1:
         return parts[0]
     try:
         is_batch = isinstance(parts[0], pa.RecordBatch)
         return pa.concat_batches(parts) if is_batch else pa.concat_arrays(parts)
     except pa.ArrowInvalid as e:
-        raise ValueError("an Arrow array cannot hold more than 2 GiB: take fewer keys at a time") from e
+        raise ValueError("an Arrow array cannot hold more than 2 GiB: request fewer keys at a time") from e
 
 
 def check_bounds(from_: object, to: object) -> None:
@@ -244,7 +242,7 @@ def check_bounds(from_: object, to: object) -> None:
 
 def check_value(value: object) -> None:
     if value is None:
-        raise _wrong("A value must be bytes.", "bytes", "None", "to remove a key call delete(key)")
+        raise _wrong("A value must be bytes.", "bytes", "None", "to remove a key, call delete(key)")
     if not isinstance(value, bytes):
         raise _wrong("A value must be bytes.", "bytes", type(value).__name__)
 
@@ -254,13 +252,13 @@ def pairs(entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> list[tuple[K, V]]:
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key after all keys that begin with `prefix`; None where none can follow (only 0xff bytes)."""
+    """The first key after all keys that begin with `prefix`; None if no key can follow (only 0xff bytes)."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 class StoreBase(ABC):
-    """What follows from `get` and `range` alone."""
+    """The methods that need only `get` and `range`."""
 
     _closed = False
 
@@ -310,7 +308,7 @@ class StoreBase(ABC):
 
 
 class WritableBase(StoreBase):
-    """What follows from `put` and `delete` alone."""
+    """The methods that need only `put` and `delete`."""
 
     @abstractmethod
     def put(self, key: bytes, value: bytes) -> None: ...
@@ -351,12 +349,12 @@ class WritableBase(StoreBase):
             self.delete(key)
 
     def flush(self) -> None:
-        """Nothing: what is written here lives in memory."""
+        """Does nothing: the data is in memory."""
         self._check_open()
 
 
 class Frozen(StoreBase):
-    """A store that can only be read, over one that could be written. With `owns` it closes that one."""
+    """A read-only view of a store. With `owns` it closes that store."""
 
     def __init__(self, store: ReadOnlyStore, *, owns: bool) -> None:
         self._store = store
@@ -377,7 +375,7 @@ class Frozen(StoreBase):
         return self._store.range(from_, to)
 
     def snapshot(self) -> ReadOnlyStore:
-        """Itself again: nobody can change it. It lives no longer than this one."""
+        """A view of the same store, which cannot change. It is valid as long as this one."""
         self._check_open()
         return Frozen(self, owns=False)
 

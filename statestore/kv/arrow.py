@@ -1,4 +1,4 @@
-"""A key-value store over Arrow columns: what a reader in another process looks keys up in."""
+"""A key-value store over Arrow columns, for key lookups by readers in other processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 from keyfold.statestore.keys.sort import key_order
 from keyfold.statestore.kv.api import Entries, ReadOnlyStore, StoreBase, check_bounds, check_key, joined
 
-#: So many keys at once are looked up by hashing all of the store's instead of one by one.
+#: From this many keys on, `get_all` hashes all keys of the store instead of searching one by one.
 _MANY: Final = 1000
-#: Entries are taken out of Arrow so many at a time.
+#: The number of entries that are converted from Arrow at a time.
 _ROWS: Final = 4096
 
 
 class ArrowStore(StoreBase):
-    """A read-only store of some rows with unique keys, in memory.
+    """A read-only store in memory, of rows with unique keys.
 
     Args:
-        rows: columns `key` and `value`, binary without nulls, in any order.
+        rows: Columns `key` and `value`, binary without nulls, in any order.
     """
 
     def __init__(self, rows: pa.Table) -> None:
@@ -56,7 +56,7 @@ class ArrowStore(StoreBase):
         return Entries(chain.from_iterable(self._pieces(start, stop)))
 
     def snapshot(self) -> ReadOnlyStore:
-        """The same entries, which nobody can change; to be closed by itself."""
+        """The same entries, which cannot change. Close it separately."""
         self._check_open()
         copy = ArrowStore.__new__(ArrowStore)
         copy._keys, copy._values = self._keys, self._values

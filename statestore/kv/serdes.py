@@ -1,15 +1,15 @@
-"""Types at the edge of a store of bytes: a few serdes, and the stores that use them.
+"""Serdes, and the typed stores that use them over a store of bytes.
 
-    BytesSerde     bytes as they are
-    StringSerde    UTF-8; the order of code points
-    Int64Serde     8 bytes, big-endian, sign bit flipped: ranges come in the order of the numbers
+    BytesSerde     bytes, unchanged
+    StringSerde    UTF-8; sorted by code point
+    Int64Serde     8 bytes, big-endian, sign bit flipped: sorted by number
     JsonSerde      compact JSON in UTF-8
 
-A serde is any object with `serialize`, `deserialize` and `keeps_prefix`. `serialize` must give the same bytes
-for the same value at any time: a key that is written two ways is two keys.
+A serde is any object with `serialize`, `deserialize` and `keeps_prefix`. `serialize` must always return the
+same bytes for the same value: a key that is written in two ways is two keys.
 
-One that can do it for whole Arrow arrays has `to_binary` and `from_binary` too, which give the same bytes and
-values; nulls stay nulls. Of those above all but `JsonSerde` have them.
+A serde that converts whole Arrow arrays also has `to_binary` and `from_binary`, which produce the same bytes
+and values and keep nulls. All of the above except `JsonSerde` have them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _SIGN = np.uint64(1 << 63)
 
 
 class Serde(Protocol[T]):
-    """How values of one type become bytes and come back.
+    """Converts values of one type to bytes and back.
 
-    Raises `TypeError` for a value of another type, `ValueError` for a value or bytes that cannot be
-    converted; neither shows the content.
+    Raises `TypeError` for a value of another type and `ValueError` for a value or bytes that cannot be
+    converted. Neither message shows the content.
     """
 
     @property
     def keeps_prefix(self) -> bool:
-        """True where the bytes of a value's beginning are the beginning of its bytes: what `prefix` needs."""
+        """Whether a prefix of a value serializes to a prefix of its bytes, as `prefix` requires."""
 
     def serialize(self, value: T) -> bytes: ...
 
@@ -60,7 +60,7 @@ class Serde(Protocol[T]):
 
 
 class ArrowSerde(Protocol):
-    """What a serde has besides, if it can convert Arrow arrays. Raises as a `Serde` does."""
+    """The additional methods of a serde that converts Arrow arrays. Raises the same errors as a `Serde`."""
 
     def to_binary(self, values: pa.Array) -> pa.Array: ...
 
@@ -68,7 +68,7 @@ class ArrowSerde(Protocol):
 
 
 class BytesSerde:
-    """Bytes as they are; in Arrow `binary`."""
+    """Bytes, unchanged; in Arrow `binary`."""
 
     keeps_prefix = True
 
@@ -86,9 +86,7 @@ class BytesSerde:
 
 
 class StringSerde:
-    """UTF-8; in Arrow `string`. The order of the bytes is that of the code points. Half surrogate pairs are
-    refused.
-    """
+    """UTF-8; in Arrow `string`. Byte order is code point order. Unpaired surrogates are refused."""
 
     keeps_prefix = True
 
@@ -96,14 +94,14 @@ class StringSerde:
         try:
             return _typed(value, str).encode()
         except UnicodeEncodeError:
-            raise ValueError("UTF-8 has no half surrogate pairs, the string has: use BytesSerde") from None
+            raise ValueError("UTF-8 cannot encode the string's unpaired surrogate: use BytesSerde") from None
 
     def deserialize(self, data: bytes) -> str:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"not UTF-8 at byte {error.start}: read it with the serde it was written with"
+                f"not UTF-8 at byte {error.start}: read it with the serde that wrote it"
             ) from None
 
     def to_binary(self, values: pa.Array) -> pa.Array:
@@ -115,11 +113,11 @@ class StringSerde:
         try:
             return data.cast(pa.string())
         except pa.ArrowInvalid:
-            raise ValueError("a value is not UTF-8: read it with the serde it was written with") from None
+            raise ValueError("a value is not UTF-8: read it with the serde that wrote it") from None
 
 
 class Int64Serde:
-    """An integer of 64 bits whose bytes sort as the numbers do; in Arrow `int64`.
+    """A 64-bit integer whose bytes sort in numeric order; in Arrow `int64`.
 
     0                                                       8
     +-------------------------------------------------------+
@@ -133,12 +131,12 @@ class Int64Serde:
         if isinstance(value, bool):
             raise TypeError("expected int, not bool: use int(value)")
         if not _INT64_MIN <= _typed(value, int) <= _INT64_MAX:
-            raise ValueError("the integer does not fit into 64 bits: use StringSerde or JsonSerde")
+            raise ValueError("the integer does not fit in 64 bits: use StringSerde or JsonSerde")
         return (value - _INT64_MIN).to_bytes(8, "big")
 
     def deserialize(self, data: bytes) -> int:
         if len(data) != 8:
-            raise ValueError(f"expected 8 bytes, not {len(data)}: read it with the serde it was written with")
+            raise ValueError(f"expected 8 bytes, not {len(data)}: read it with the serde that wrote it")
         return int.from_bytes(data, "big") + _INT64_MIN
 
     def to_binary(self, values: pa.Array) -> pa.Array:
@@ -147,7 +145,7 @@ class Int64Serde:
         try:
             numbers = values.cast(pa.int64())
         except pa.ArrowInvalid:
-            raise ValueError("an integer does not fit into 64 bits: use StringSerde") from None
+            raise ValueError("an integer does not fit in 64 bits: use StringSerde") from None
         flipped = (numbers.fill_null(0).to_numpy().view(np.uint64) ^ _SIGN).astype(">u8")
         packed = pa.Array.from_buffers(pa.binary(8), len(flipped), [None, pa.py_buffer(flipped)])
         return pc.if_else(numbers.is_valid(), packed.cast(pa.binary()), None)
@@ -157,7 +155,7 @@ class Int64Serde:
         whole = pc.drop_null(data)
         lengths = pc.min_max(pc.binary_length(whole)).as_py() if len(whole) else {"min": 8, "max": 8}
         if lengths != {"min": 8, "max": 8}:
-            raise ValueError("a value has not 8 bytes: read it with the serde it was written with")
+            raise ValueError("a value does not have 8 bytes: read it with the serde that wrote it")
         numbers = np.zeros(len(data), np.int64)
         if len(whole):
             flipped = np.frombuffer(whole.cast(pa.binary(8)).buffers()[1], ">u8", len(whole))
@@ -166,10 +164,10 @@ class Int64Serde:
 
 
 class JsonSerde:
-    """Compact JSON: no spaces, UTF-8 unescaped, the fields of an object in the order they have.
+    """Compact JSON: no spaces, unescaped UTF-8, object fields in their given order.
 
-    Fields are not sorted, so for keys build the objects always in the same order. NaN and infinities,
-    which JSON does not have, are refused.
+    Fields are not sorted, so always build keys with their fields in the same order. NaN and infinities are
+    refused because JSON does not have them.
     """
 
     keeps_prefix = False
@@ -178,19 +176,19 @@ class JsonSerde:
         try:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("UTF-8 has no half surrogate pairs, a string has: replace them") from None
+            raise ValueError("UTF-8 cannot encode a string's unpaired surrogate: replace it") from None
 
     def deserialize(self, data: bytes) -> Any:
         try:
             return json.loads(data)
         except ValueError:
-            raise ValueError("not JSON: read it with the serde it was written with") from None
+            raise ValueError("not JSON: read it with the serde that wrote it") from None
 
 
 def _in_arrow(serde: Any) -> ArrowSerde:
     if not (hasattr(serde, "to_binary") and hasattr(serde, "from_binary")):
         name = type(serde).__name__
-        raise TypeError(f"{name} cannot convert Arrow arrays: give a list, or take a serde that can")
+        raise TypeError(f"{name} cannot convert Arrow arrays: give a list, or use a serde that can")
     found: ArrowSerde = serde
     return found
 
@@ -203,9 +201,9 @@ def _typed(value: T, kind: type[T]) -> T:
 
 
 class TypedView(Generic[K, V]):
-    """A store that is read with serdes. Methods as in `ReadOnlyStore`, the order is that of the keys' bytes.
+    """A store that is read with serdes. Methods as in `ReadOnlyStore`; the order is that of the keys' bytes.
 
-    It does not close the store that it was given; a snapshot it took itself it does.
+    It does not close the store that it was given, but it closes a snapshot that it took itself.
     """
 
     def __init__(
@@ -226,7 +224,7 @@ class TypedView(Generic[K, V]):
     def get_all(self, keys: pa.Array) -> pa.Array: ...
 
     def get_all(self, keys: Any) -> Any:
-        """Of Arrow arrays, those whose types the serdes name: `TypeError` where one of them cannot."""
+        """Arrow arrays have the types of the serdes. Raises `TypeError` if a serde cannot convert them."""
         if is_arrow(keys):
             keys_of, values_of = _in_arrow(self._keys), _in_arrow(self._values)
             return values_of.from_binary(self._reads.get_all(check_arrow(keys_of.to_binary(keys))))
@@ -237,10 +235,10 @@ class TypedView(Generic[K, V]):
         return self._typed(self._reads.range(self._bound(from_), self._bound(to)))
 
     def prefix(self, prefix: K) -> Entries[K, V]:
-        """Raises `TypeError` where the serde's bytes do not keep prefixes (`Int64Serde`, `JsonSerde`)."""
+        """Raises `TypeError` if the key serde does not keep prefixes (`Int64Serde`, `JsonSerde`)."""
         if not self._keys.keeps_prefix:
             name = type(self._keys).__name__
-            raise TypeError(f"keys of {name} have no prefixes: use range, or a serde that keeps prefixes")
+            raise TypeError(f"{name} does not keep prefixes: use range, or a key serde that keeps prefixes")
         return self._typed(self._reads.prefix(self._keys.serialize(prefix)))
 
     def all(self) -> Entries[K, V]:
@@ -296,7 +294,7 @@ class TypedStore(TypedView[K, V]):
         if is_arrow(entries):
             if not is_arrow(values):
                 found = type(values).__name__
-                raise TypeError(f"values for an Arrow array of keys must be another one, not {found}")
+                raise TypeError(f"keys in an Arrow array need values in an Arrow array, not {found}")
             keys_of, values_of = _in_arrow(self._keys), _in_arrow(self._values)
             rows = check_arrow_rows(keys_of.to_binary(entries), values_of.to_binary(values))
             self._writes.put_all(*rows)
@@ -317,7 +315,7 @@ class TypedStore(TypedView[K, V]):
         self._writes.flush()
 
     def _serialized(self, value: V) -> bytes:
-        # Also where the serde could write it (JSON's null): `get` gives None for a key that is not there.
+        # Even if the serde could write it (JSON's null): `get` returns None for a missing key.
         if value is None:
-            raise TypeError("None is not a value: to remove a key call delete(key)")
+            raise TypeError("None is not a value: to remove a key, call delete(key)")
         return self._values.serialize(value)

@@ -1,11 +1,11 @@
-"""The key-value store that users see, in one place to import it from.
+"""The key-value stores that users see.
 
-    MemoryStore          a sorted store in memory, for tests and small uses
-    PartitionedStore     the stores of several partitions behind one
-    Overlay              uncommitted changes over a store that itself is only read
+    MemoryStore          a sorted store in memory, for tests and small data
+    PartitionedStore     one store over the stores of several partitions
+    Overlay              uncommitted changes over a base store that is only read
     TypedStore           any of them, with serdes instead of bytes
 
-`keyfold.statestore.kv.api` says what all of them promise.
+`keyfold.statestore.kv.api` describes their common contract.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ __all__ = [
 
 V = TypeVar("V")
 
-#: So many new keys are put in their place one by one; more are sorted in at once.
+#: Up to this many new keys are inserted one by one; more are sorted at once.
 _INSERT_KEYS_MAX = 8
 
 CHANGES_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 
 class _SortedDict(Generic[V]):
-    """A dict that can also be walked in key order, which is made when it is asked for, not at every write."""
+    """A dict that can be iterated in key order. Keys are sorted on demand, not at every write."""
 
     __slots__ = ("_keys", "_new", "entries")
 
@@ -108,7 +108,7 @@ class _SortedDict(Generic[V]):
 
 
 class MemoryStore(WritableBase):
-    """A store in memory. An iterator copies the entries that it will give."""
+    """A store in memory. An iterator copies the entries that it returns."""
 
     def __init__(self, entries: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]] = ()) -> None:
         self._entries: _SortedDict[bytes] = _SortedDict()
@@ -141,11 +141,11 @@ class MemoryStore(WritableBase):
 
 
 class PartitionedStore(StoreBase):
-    """The stores of all partitions behind one; ranges are merged in the order of the keys.
+    """One store over the stores of all partitions. Ranges are merged in key order.
 
-    `partition_of` names the partition of a key, 0 up to the number of stores; `partitions_of`, where it is
-    given, those of many keys, which is then not done one by one. A snapshot is one snapshot per
-    partition: where commits may be applied meanwhile, hold them up while it is taken.
+    `partition_of` returns the partition of a key, from 0 up to the number of stores. `partitions_of`, if
+    given, returns the partitions of many keys at once. A snapshot is one snapshot per partition: pause
+    commits that may be applied while it is taken.
     """
 
     def __init__(
@@ -186,13 +186,13 @@ class PartitionedStore(StoreBase):
         return self._scattered(keys, lambda store, mine: store.get_all(mine))
 
     def _scattered(self, keys: pa.Array, ask: Callable[[Any, pa.Array], Any]) -> Any:
-        """What `ask` finds in each partition for its keys, an array or a batch, in the order of `keys`."""
+        """The results of `ask` for each partition's keys, an array or a batch, in the order of `keys`."""
         numbers = self._partitions_of(keys)
         order = np.argsort(numbers, kind="stable")
         counts = np.bincount(numbers, minlength=1)
         sorted_keys = keys.take(pa.array(order))
         parts, start = [], 0
-        # Without keys it is the first partition's to say what nothing looks like.
+        # Without keys, the first partition returns an empty result of the right type.
         for partition in np.flatnonzero(counts).tolist() or [0]:
             end = start + int(counts[partition])
             parts.append(ask(self._stores[partition], sorted_keys.slice(start, end - start)))
@@ -206,7 +206,7 @@ class PartitionedStore(StoreBase):
         check_bounds(from_, to)
         with ExitStack() as opened:
             parts = [opened.enter_context(store.range(from_, to)) for store in self._stores]
-            # A key is in one partition only, so the merge never gets to compare values.
+            # A key is in one partition only, so the merge never compares values.
             return Entries(heapq.merge(*parts), opened.pop_all().close)
 
     def snapshot(self) -> ReadOnlyStore:
@@ -216,7 +216,7 @@ class PartitionedStore(StoreBase):
             opened.pop_all()
         return PartitionedStore(taken, self._partition_of, self._many_partitions_of, owns=True)
 
-    # -- as a `RecordStore`, where the stores below are -------------------------------------------
+    # -- as a `RecordStore`, if the stores of the partitions are ----------------------------------
 
     def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
         self._check_open()
@@ -251,10 +251,10 @@ class PartitionedStore(StoreBase):
 
 
 class Overlay(WritableBase):
-    """Changes that are not committed yet, over a store that is only read: reads see the changes.
+    """Uncommitted changes over a base store that is only read. Reads see the changes.
 
-    The base is never written and never closed. `changes()` is what a commit has to write; after that the base
-    holds the changes, and a new overlay begins.
+    The base is never written and never closed. A commit writes `changes()`. After that the base holds the
+    changes, and a new overlay begins.
     """
 
     def __init__(self, base: ReadOnlyStore) -> None:
@@ -309,7 +309,7 @@ class Overlay(WritableBase):
         self._changes.update(keys.to_pylist(), values.to_pylist())
 
     def changes(self) -> pa.Table:
-        """`key: binary, value: binary`: one row per key, in the order of first changes; null is a delete."""
+        """`key: binary, value: binary`: one row per key, in order of first change; null is a delete."""
         self._check_open()
         entries = self._changes.entries
         columns = [pa.array(entries.keys(), pa.binary()), pa.array(entries.values(), pa.binary())]
@@ -334,7 +334,7 @@ class _OwnedOverlay(Overlay):
 def _laid_over(
     below: Iterator[tuple[bytes, bytes]], changes: Sequence[tuple[bytes, bytes | None]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Both in key order; a change hides the entry below it, and a null one is not shown itself."""
+    """Merge both in key order. A change replaces the entry below it, and a null change removes it."""
     pending = iter(changes)
     change = next(pending, None)
     for key, value in below:

@@ -1,1 +1,1 @@
-"""The last value of every key in RocksDB. The only room that imports rocksdict."""
+"""The last value of every key, in RocksDB. The only package that imports rocksdict."""

@@ -1,7 +1,7 @@
-"""One RocksDB with the last values of one partition or of many: opened, written, read and closed here.
+"""A RocksDB database with the last values of one or many partitions: opening, writing, reading and closing.
 
-All partitions of a changelog share it, so that a thousand of them take as many descriptors, threads and
-memory as one, and a snapshot of all is one iterator.
+All partitions of a changelog share one database. So a thousand partitions need no more descriptors, threads
+and memory than one, and a snapshot of all partitions is one iterator.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _META_ROWS = 1_024
 _END = bytes([DATA[0] + 1])
 
 
-#: All that are open in this process.
+#: All open databases of this process.
 _open: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """RocksDB has threads, which do not survive a fork. To close what the parent has open would wait for
-    them, and write to the parent's files, so a child never lets go of it.
+    """RocksDB's threads do not survive a fork. Closing a database of the parent would wait for them and write
+    to the parent's files, so a child never releases it.
     """
     for database in _open:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Database:
-    """An open RocksDB. One thread writes, which holds `writing`; any number may read meanwhile."""
+    """An open RocksDB. One thread writes and holds `writing`; any number of threads read at the same time."""
 
     def __init__(self, directory: Path, files: Files, db: Rdict, options: Options) -> None:
         """For `open` only."""
@@ -86,7 +86,7 @@ class Database:
 
     @classmethod
     def open(cls, directory: Path, *, files: Files = LOCAL) -> Database:
-        """The database in `directory`, made if missing. Raises `StoreUnusable`."""
+        """Open the database in `directory`, creating it if needed. Raises `StoreUnusable`."""
         try:
             files.make_directory(directory, below=directory.parent)
         except OSError as error:
@@ -95,9 +95,9 @@ class Database:
         return cls(directory, files, open_database(directory, options), options)
 
     def folds(self) -> dict[int, tuple[StoreId, int]]:
-        """Partition → what its rows are a fold of, and up to which offset.
+        """Partition → the identity of its rows, and the offset up to which they are applied.
 
-        Raises `StoreUnusable`: damage, another version, or rows that do not say what they are.
+        Raises `StoreUnusable` for damage, another version, or rows without a meta record.
         """
         found: dict[int, tuple[StoreId, int]] = {}
         cursor = self.scan(0, 0)
@@ -136,7 +136,7 @@ class Database:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def write(self, batch: WriteBatch) -> None:
-        """As one write batch: it goes into one memtable, which is flushed whole and after those before it."""
+        """Apply one write batch. It goes into one memtable, which is flushed whole and in order."""
         db = self._opened()
         try:
             db.write(batch)
@@ -144,10 +144,10 @@ class Database:
             raise self.failed(error) from error
 
     def write_file(self, name: str, parts: Iterable[Rows]) -> Path:
-        """A sorted file to be ingested, which is one of RocksDB's from then on.
+        """Write a sorted file that is then ingested, and from then on belongs to RocksDB.
 
-        RocksDB takes it over by a hard link, and a kill can leave both names of what is then live data: to
-        write to this one again would empty the live file.
+        RocksDB ingests it by a hard link, and a kill can leave both names of live data: writing to this name
+        again would truncate the live file.
         """
         path = self.directory / name
         sorted_file = SortedFile()
@@ -167,7 +167,7 @@ class Database:
         return path
 
     def ingest(self, path: Path) -> None:
-        """Take a sorted file over, whole: one entry of RocksDB's manifest does, after a flush of older rows
+        """Ingest a sorted file atomically, with one entry of RocksDB's manifest, after a flush of older rows
         in its range. RocksDB syncs the file.
         """
         db = self._opened()
@@ -177,7 +177,8 @@ class Database:
             raise self.failed(error) from error
 
     def rest(self, resting: bool) -> None:
-        """Whether nothing is written for now: RocksDB may put its files in better order for who reads then.
+        """Tell RocksDB whether writes have paused. While they have, it compacts its files further for
+        readers.
 
         Raises `StoreUnusable`.
         """
@@ -193,7 +194,7 @@ class Database:
             raise self.failed(error) from error
 
     def flush(self) -> None:
-        """All that was written survives a crash after this returns. Raises `StoreUnusable`."""
+        """Make everything written so far durable. Raises `StoreUnusable`."""
         db = self._opened()
         try:
             db.flush()
@@ -218,13 +219,11 @@ class Database:
             raise self.failed(error) from error
 
     def cursor(self) -> RecordCursor:
-        """Over the records of all partitions as they are now. Raises `StoreUnusable`, `StoreClosed`."""
+        """A cursor over the current records of all partitions. Raises `StoreUnusable` or `StoreClosed`."""
         return self._watched(lambda db: RecordCursor(db, self.directory))
 
     def scan(self, key_skip: int = PREFIX_BYTES, value_skip: int = HEADER.size) -> Cursor:
-        """The same, without so many bytes in front of keys and values: by default keys as users know them,
-        and values alone.
-        """
+        """The same, without the first bytes of keys and values: by default user keys and bare values."""
         return self._watched(lambda db: Cursor(db, self.directory, key_skip=key_skip, value_skip=value_skip))
 
     def _watched(self, make: Callable[[Rdict], C]) -> C:
@@ -236,7 +235,7 @@ class Database:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush and close; iterators and snapshots end with it. Raises `StoreUnusable` if that failed."""
+        """Flush and close, together with iterators and snapshots. Raises `StoreUnusable` if that fails."""
         with self.writing:
             if self._db is None:
                 return
@@ -246,13 +245,13 @@ class Database:
                 self.release()
 
     def destroy(self) -> None:
-        """Close, and remove the directory."""
+        """Close, then remove the directory."""
         with self.writing:
             self.release()
         self._files.remove_tree(self.directory)
 
     def release(self) -> None:
-        """Let go of RocksDB and of its lock, without a flush."""
+        """Release RocksDB and its lock, without a flush."""
         with self._viewing:
             db, self._db = self._db, None
             for cursor in list(self._cursors):
@@ -267,12 +266,12 @@ class Database:
         return db
 
     def failed(self, error: Exception) -> KeyfoldError:
-        """What an error of RocksDB means."""
+        """The keyfold error for an error of RocksDB."""
         return closed("store") if self._db is None else unusable(self.directory, error)
 
     def refused(self, expected: object, found: object) -> StoreUnusable:
         return StoreUnusable(
-            "this is not the last-value store that was asked for",
+            "the last-value store has another identity or version",
             path=self.directory,
             expected=expected,
             found=found,

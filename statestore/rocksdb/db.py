@@ -1,17 +1,17 @@
-"""What RocksDB and rocksdict need: options, errors, a cursor that tells failure from end, a close that waits.
+"""Helpers for RocksDB and rocksdict: options, errors, a cursor that detects failures, a close that waits.
 
-Traps seen in rocksdict 0.3.29, each with a test in `tests/unit/test_lastvalues*.py`:
+Known pitfalls of rocksdict 0.3.29, each with a test in `tests/unit/rocksdb` or `tests/unit/lastvalues`:
 
-- `raw_mode` always: the other mode unpickles values. On reopen the options are given for the column family
-  too, or those that were saved win.
-- `items()` ends in silence at a corrupt block. A `Cursor` asks for the `status()` wherever it stops.
-- `Snapshot.iter()` also gives what was written after the snapshot. An iterator alone keeps the moment it was
-  made at, so a `Cursor` is one, whatever it is used for.
+- Always use `raw_mode`: the other mode unpickles values. On reopen, pass the options for the column family
+  too, or the saved ones win.
+- `items()` ends without an error at a corrupt block. A `Cursor` checks `status()` wherever it stops.
+- `Snapshot.iter()` also returns rows written after the snapshot. Only an iterator keeps the state as of its
+  creation, so every `Cursor` is an iterator.
 - `set_iterate_upper_bound` points into memory that is freed with the `ReadOptions`, and
-  `set_iterate_lower_bound` sets the upper bound: a `Cursor` seeks to its start and compares with its end.
-- An iterator keeps the database open, and locked, after `close()`: cursors are closed before it.
+  `set_iterate_lower_bound` sets the upper bound. A `Cursor` seeks to its start and compares with its end.
+- An iterator keeps the database open, and locked, after `close()`: cursors are closed first.
 - `close()` fails while another thread is inside a call: `close_database` waits.
-- Nearly every error is a plain `Exception`: the beginning of the message says which.
+- Nearly every error is a plain `Exception`: only the beginning of its message identifies it.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ _WRITE_BUFFER_BYTES = 8 << 20
 _OPEN_FILES_MAX = 256
 _OPEN_FILES_MIN = 20
 _OPEN_FILES_SHARE = 8
-#: RocksDB starts 16 at every opening, which took a third of the time of opening a small store.
+#: RocksDB's default is 16 threads per opening, which took a third of the time of opening a small store.
 _OPENING_THREADS = 2
 _LOG_BYTES_MAX = 1 << 20
 _MANIFEST_BYTES_MAX = 4 << 20
 _CLOSE_WAIT_S = 60.0
 
-#: A list of keys is split over the cores in parts of at least so many.
+#: A list of keys is split over the cores in parts of at least this size.
 _PART_KEYS_MIN = 2_048
 
-#: How RocksDB's messages begin, and what they mean.
+#: The beginnings of RocksDB's messages, and what they mean.
 _CAUSES = (
-    ("IO error: lock hold by current process", "the last-value store is open in this process already"),
+    ("IO error: lock hold by current process", "the last-value store is already open in this process"),
     ("IO error: While lock file", "the last-value store is open in another process"),
     ("IO error: No space left", "the disk of the last-value store is full"),
     ("Corruption", "the last-value store is damaged"),
     ("IO error", "the last-value store cannot be read or written"),
 )
 
-REBUILT = "nothing: the store is built again from the log"
+REBUILT = "nothing: the store is rebuilt from the log"
 
 
 class StoreUnusable(KeyfoldError):
     """A last-value store cannot be used: another identity or version, damage, a lock, a failed disk.
 
-    For the code above, which then builds the store again in a new directory; users do not get to see it.
+    An internal error: the caller then rebuilds the store in a new directory. Users do not see it.
     """
 
 
@@ -78,33 +78,32 @@ def unusable(directory: Path, error: Exception) -> StoreUnusable:
     message = str(error)
     what = next((what for start, what in _CAUSES if message.startswith(start)), "the last-value store failed")
     if is_too_many_files(message):
-        what = "the process has as many files open as it may"
+        what = "the process has too many open files"
     return StoreUnusable(what, path=directory, found=message, remedy=REBUILT)
 
 
 def is_too_many_files(message: str) -> bool:
-    """Whether a store failed because too many files are open; it is not damaged then."""
+    """Whether a store failed because too many files are open. It is then not damaged."""
     return os.strerror(errno.EMFILE) in message or os.strerror(errno.ENFILE) in message
 
 
-#: So many files that may hold any key are put together into one: where a store is written to, and where it
-#: is only read.
+#: RocksDB's level 0 compaction trigger while the store is written to, and while it is only read.
 FILES_OF_WRITTEN = 4
 FILES_OF_READ = 2
 
 
 def open_files_max() -> int:
-    """How many files of one database are open: an eighth of what the process may have, 256 at most."""
+    """The maximum number of open files of one database: an eighth of the process limit, at most 256."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_OPEN_FILES_MIN, min(_OPEN_FILES_MAX, soft // _OPEN_FILES_SHARE))
 
 
 def database_options() -> Options:
-    """Files are mapped, not compressed, and not cached; checks on, small logs.
+    """Files are mapped, uncompressed and not cached, with all checks on and small logs.
 
-    With a million keys of 116 bytes, lists of keys were found 1.7 times as fast as through a block cache of
-    32 MiB over lz4, single keys in a tenth of the time (the cache was too small for the filter of a large
-    file), without that memory; the files are 1.7 times as large. The page cache bounds itself.
+    With a million keys of 116 bytes, lookups of lists of keys were 1.7 times as fast as with lz4 and a block
+    cache of 32 MiB, and lookups of single keys took a tenth of the time (the cache was too small for the
+    filter of a large file). No cache memory is used; the files are 1.7 times as large.
     """
     blocks = BlockBasedOptions()
     blocks.disable_cache()
@@ -138,7 +137,7 @@ _used: Literal["never", "here", "before the fork"] = "never"
 
 
 def forbid_after_fork() -> None:
-    """Called in a child. The pool of threads is one for a whole process, and RocksDB does not know that they
+    """Called in a forked child. RocksDB has one thread pool per process and does not know that its threads
     are gone.
     """
     global _used
@@ -146,23 +145,24 @@ def forbid_after_fork() -> None:
 
 
 def open_database(directory: Path, options: Options) -> Rdict:
-    """Checksums verified, no write-ahead log.
+    """Open a database that verifies checksums and has no write-ahead log.
 
     Raises:
-        StoreUnusable: it is locked or damaged, or cannot be written.
-        ConfigError: the process was forked from one that had used RocksDB.
+        StoreUnusable: The database is locked or damaged, or cannot be written.
+        ConfigError: The process was forked from one that had used RocksDB.
     """
     global _used
     if _used == "before the fork":
         raise ConfigError(
-            "Last values cannot be used in a process that was forked from one that used them.",
+            "RocksDB cannot be used in a process forked from one that used it.",
             path=directory,
-            expected="a process with threads of RocksDB, which do not survive a fork", found="a fork",
-            remedy='start it by multiprocessing.get_context("spawn"), or read with mode="r"',
+            expected="a process that was not forked: RocksDB's threads do not survive a fork",
+            found="a forked process",
+            remedy='start it with multiprocessing.get_context("spawn"), or read with mode="r"',
         )  # fmt: skip
     _used = "here"
     writing = WriteOptions()
-    # A property, whatever the stub says.
+    # A property, although the stub declares a method.
     writing.disable_wal = True  # type: ignore[method-assign, assignment]
     try:
         db = Rdict(str(directory), options, {"default": options})
@@ -180,14 +180,14 @@ def _read_options() -> ReadOptions:
 
 
 def moving_ingestion() -> IngestExternalFileOptions:
-    """Take the file over by a hard link instead of a copy."""
+    """Ingest the file by a hard link instead of a copy."""
     moving = IngestExternalFileOptions()
     moving.set_move_files(True)
     return moving
 
 
 def close_database(db: Rdict, directory: Path) -> None:
-    """Close, once other threads are out of their calls. Raises `StoreUnusable`."""
+    """Close once the calls of other threads have returned. Raises `StoreUnusable`."""
     deadline = time.monotonic() + _CLOSE_WAIT_S
     while not _closed(db, directory, last=time.monotonic() > deadline):
         time.sleep(0.001)
@@ -208,7 +208,7 @@ def _closed(db: Rdict, directory: Path, *, last: bool) -> bool:
 
 
 def get_many(db: Rdict, keys: list[bytes]) -> list[bytes | None]:
-    """The values of `keys`; large lists on all cores. Raises what rocksdict raises."""
+    """The values of `keys`. Large lists use all cores. Raises what rocksdict raises."""
     parts = max(1, min(CORES, len(keys) // _PART_KEYS_MIN))
     size = -(-len(keys) // parts)
     get = cast(Any, db.get)
@@ -219,13 +219,13 @@ def get_many(db: Rdict, keys: list[bytes]) -> list[bytes | None]:
     return values
 
 
-#: that this process may run on
+#: The cores that this process may use.
 CORES = len(os.sched_getaffinity(0))
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Shared by all stores of the process. A list of keys is looked up without holding the interpreter."""
+    """Shared by all stores of the process. Lookups of lists of keys release the GIL."""
     return ThreadPoolExecutor(max(1, CORES - 1), thread_name_prefix="keyfold-get")
 
 
@@ -234,12 +234,12 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 class Cursor:
-    """One RocksDB iterator: the database as it was when it was made, moved to wherever the next read is.
+    """One RocksDB iterator over the database as of its creation. Each read moves it.
 
-    Several readers, also in several threads, can share one: each read seeks first.
+    Several readers, in any threads, can share a cursor: each read seeks first.
 
     Args:
-        key_skip, value_skip: bytes to leave out in front of the keys and values of a run.
+        key_skip, value_skip: The number of leading bytes to strip from the keys and values of a run.
     """
 
     def __init__(self, db: Rdict, directory: Path, *, key_skip: int, value_skip: int) -> None:
@@ -259,7 +259,7 @@ class Cursor:
             return found
 
     def run(self, start: bytes, end: bytes, rows_max: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Up to `rows_max` rows with `start` <= key < `end`, and the key to go on at: None after the last."""
+        """Up to `rows_max` rows with `start` <= key < `end`, and the next key; None after the last row."""
         rows: list[tuple[bytes, bytes]] = []
         key_skip, value_skip = self._key_skip, self._value_skip
         with self._moving:
@@ -288,7 +288,7 @@ class Cursor:
         return iterator
 
     def _check(self, iterator: RdictIter) -> None:
-        """An iterator that stands nowhere is at the end, or has failed."""
+        """An iterator without a position is at the end, or has failed."""
         try:
             iterator.status()
         except Exception as error:

@@ -1,9 +1,9 @@
-r"""The bytes of a last-value store: its keys, its values, its meta record. Pure, no I/O.
+r"""The bytes of a last-value store: its keys, its values, its meta records. No I/O.
 
 b"\x00" + partition          -> the meta record of a partition
 b"\x01" + partition + key    -> offset and timestamp in ms, each int64 little-endian, and the value
 
-A partition is a uint16, big-endian, so that its rows are together.
+A partition is a big-endian uint16, so that its rows are adjacent.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from keyfold.statestore.segment.block import VALUE_BYTES_MAX
 
 FORMAT_VERSION = 1
 
-# Data keys have a byte in front, so that no user's key, the empty one included, meets a meta record's.
+# Data keys have a leading byte, so that no user key, not even the empty one, equals a meta key.
 META = b"\x00"
 DATA = b"\x01"
 
 _PARTITION = struct.Struct(">H")
-#: The byte and the partition in front of every key.
+#: The length of the byte and the partition before every key.
 PREFIX_BYTES = 1 + _PARTITION.size
-#: What a store that is not of one partition says it is of.
+#: The partition number in the identity of a store of many partitions.
 ALL_PARTITIONS = (1 << 16) - 1
 
-#: In front of every value: offset and timestamp, 8 bytes each, little-endian.
+#: Before every value: offset and timestamp, 8 bytes each, little-endian.
 HEADER = struct.Struct("<qq")
 
 _META = struct.Struct("<4sHHIqq")
@@ -44,7 +44,7 @@ _MAGIC = b"KFLV"
 
 @dataclass(frozen=True)
 class StoreId:
-    """What a store is a fold of. Another changelog, partition or generation (a rollback) is another fold."""
+    """What the rows of a store were computed from. A rollback starts a new generation."""
 
     changelog: str
     partition: int
@@ -65,15 +65,15 @@ def data_end(partition: int) -> bytes:
 
 
 def partition_of_stored(key: bytes) -> int:
-    """Of a meta record's or a row's key. `ValueError`: it is neither."""
+    """The partition in the key of a meta record or a row. Raises `ValueError` for any other key."""
     if len(key) < PREFIX_BYTES or key[:1] not in (META, DATA):
-        raise ValueError("a key of another form")
+        raise ValueError("not a key of a last-value store")
     number: int = _PARTITION.unpack_from(key, 1)[0]
     return number
 
 
 def stored_keys(partitions: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
-    """Every key of a `binary` array with the prefix of its partition."""
+    """Every key of a `binary` array, preceded by the prefix of its partition."""
     prefixes = np.empty((len(partitions), PREFIX_BYTES), np.uint8)
     prefixes[:, 0] = DATA[0]
     prefixes[:, 1:] = partitions.astype(">u2").view(np.uint8).reshape(-1, _PARTITION.size)
@@ -95,21 +95,23 @@ def pack_meta(identity: StoreId, applied: int) -> bytes:
 
 
 def unpack_meta(record: bytes) -> tuple[int, StoreId | None, int]:
-    """Version, identity, applied; no identity for another version. `ValueError`: not a meta record."""
+    """Version, identity and applied offset; the identity is None for another version. Raises `ValueError` if
+    it is not a meta record.
+    """
     if len(record) < _META.size:
-        raise ValueError("a record that is too short")
+        raise ValueError("a meta record that is too short")
     magic, version, length, partition, generation, applied = _META.unpack_from(record)
     if magic != _MAGIC:
-        raise ValueError("a record with another magic")
+        raise ValueError("a meta record with another magic")
     if version != FORMAT_VERSION:
         return version, None, 0
     if len(record) != _META.size + length:
-        raise ValueError("a record of another length")
+        raise ValueError("a meta record of another length")
     return version, StoreId(record[_META.size :].decode(), partition, generation), applied
 
 
 def put_rows(batch: Any, prefix: bytes, rows: pa.RecordBatch) -> None:
-    """Put or delete every row in a write batch: one call a row, rocksdict has nothing for many."""
+    """Put or delete every row in a write batch. rocksdict needs one call per row."""
     heads = _heads(rows)
     packed = pa.Array.from_buffers(pa.binary(HEADER.size), len(heads), [None, pa.py_buffer(heads)])
     keys = prefixed(prefix, rows.column("key"))
@@ -122,18 +124,18 @@ def put_rows(batch: Any, prefix: bytes, rows: pa.RecordBatch) -> None:
 
 
 def values_of(records: list[bytes | None]) -> pa.Array:
-    """The values of records, null for each that is None, as `binary`. `ValueError`: beyond 2 GiB."""
-    # Without an end, Arrow's guess of how much room the values need overflows.
+    """The values of records as `binary`, null for None. Raises `ValueError` beyond 2 GiB."""
+    # Without an end, Arrow's estimate of the size of the values overflows.
     return pc.binary_slice(binary_array(records), HEADER.size, VALUE_BYTES_MAX)
 
 
 def sorted_rows(prefix: bytes, rows: pa.RecordBatch) -> Rows:
-    """The same for a sorted file; the rows are in the order of their keys."""
+    """The same for a sorted file. The rows are in key order."""
     return Rows(prefix, rows.column("key"), _heads(rows), rows.column("value"))
 
 
 def meta_rows(metas: Iterable[tuple[StoreId, int]]) -> Rows:
-    """The meta records for a sorted file, in which they come first."""
+    """The meta records for a sorted file, where they are first."""
     packed = sorted(
         (meta_key(identity.partition), pack_meta(identity, applied)) for identity, applied in metas
     )
@@ -142,7 +144,7 @@ def meta_rows(metas: Iterable[tuple[StoreId, int]]) -> Rows:
 
 
 def _heads(rows: pa.RecordBatch) -> Bytes:
-    """What `HEADER` packs of each row, as (rows, 16) bytes."""
+    """The packed `HEADER` of each row, as (rows, 16) bytes."""
     heads = np.empty((rows.num_rows, 2), "<i8")
     for place, name in enumerate(("offset", "timestamp")):
         heads[:, place] = rows.column(name).cast(pa.int64()).to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""The last values of a partition as they were at one moment, which a RocksDB iterator keeps."""
+"""A point-in-time view of the last values of a partition, held by a RocksDB iterator."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from keyfold.statestore.rocksdb.format import (
     unpack_meta,
 )
 
-#: So many steps to the next key are tried before a seek, which costs as much as two or three.
+#: The cursor tries this many steps to the next key before a seek, which costs as much as two or three steps.
 _STEPS: Final = 2
-#: So many keys are looked up before other readers of the cursor get their turn.
+#: The number of keys to look up before other readers of the cursor get a turn.
 _TURN_KEYS: Final = 8_192
 _INT32_MAX: Final = (1 << 31) - 1
 
-#: A scan fetches so many rows first, since most are short, then twice as many each time up to the second.
+#: The number of rows that a scan fetches at first, since most scans are short. It doubles up to the second.
 _SCAN_ROWS_FIRST: Final = 16
 _SCAN_ROWS_MAX: Final = 1_024
 
-#: Fewer keys than this are looked up in a snapshot one by one, in the order asked.
+#: Fewer keys than this are looked up in a snapshot one by one, in the given order.
 _FEW_KEYS: Final = 16
 
 
 class LastValuesSnapshot(StoreBase):
-    """A partition as it was at one moment. Keeps that moment's files and memory alive until it is closed.
+    """A point-in-time view of a partition. It keeps files and memory of that time alive until it is closed.
 
     With `owns` it closes the cursor, which several partitions can share.
     """
@@ -62,7 +62,7 @@ class LastValuesSnapshot(StoreBase):
 
     @property
     def applied(self) -> int:
-        """`LastValues.applied` at that moment."""
+        """`LastValues.applied` at the time of the snapshot."""
         record = self._cursor.value(meta_key(self._partition))
         return 0 if record is None else unpack_meta(record)[2]
 
@@ -104,7 +104,7 @@ class LastValuesSnapshot(StoreBase):
         return Entries((key, (*HEADER.unpack_from(r), r[HEADER.size :])) for key, r in rows)
 
     def snapshot(self) -> ReadOnlyStore:
-        """Itself again; it lives no longer than this one."""
+        """A view of this snapshot, valid as long as this one."""
         self._check_open()
         return Frozen(self, owns=False)
 
@@ -127,7 +127,7 @@ def rows_between(
 
 
 class RecordCursor(Cursor):
-    """A cursor whose values are whole records, offset and timestamp in front."""
+    """A cursor whose values are complete records: offset, timestamp, value."""
 
     def __init__(self, db: Rdict, directory: Path) -> None:
         super().__init__(db, directory, key_skip=PREFIX_BYTES, value_skip=0)
@@ -136,7 +136,7 @@ class RecordCursor(Cursor):
         """The last records of `keys` (`binary`, without nulls) of the partition with this prefix, with the
         columns of `LAST_RECORDS`.
 
-        Keys are gone through in their order, in which the next one is often near.
+        Keys are read in sort order, in which the next one is often near.
         """
         order = key_order(keys)
         stored = prefixed(prefix, keys.take(pa.array(order)))
@@ -170,7 +170,7 @@ class RecordCursor(Cursor):
 
 
 def unpacked(stored: pa.Array) -> pa.RecordBatch:
-    """The columns of `LAST_RECORDS` from records as they are stored, null where there is none."""
+    """The columns of `LAST_RECORDS` from stored records, null for a missing record."""
     heads = pc.binary_slice(stored, 0, HEADER.size)
     there = stored.is_valid().to_numpy(zero_copy_only=False)
     numbers = np.zeros((len(stored), 2), np.int64)

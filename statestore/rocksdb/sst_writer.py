@@ -1,17 +1,17 @@
-"""Sorted RocksDB files, made from Arrow columns at once: what `ingest_external_file` takes over.
+"""Writes sorted RocksDB files (SST) directly from Arrow columns, for `ingest_external_file`.
 
-rocksdict's `SstFileWriter` takes one call, and two Python objects, for each row. A file as RocksDB's
-`BlockBasedTable` reads it is simple when it is written in one go: no keys shortened, nothing compressed, no
-filter. RocksDB's next compaction over it adds all that.
+rocksdict's `SstFileWriter` needs one call and two Python objects per row. A file that RocksDB's
+`BlockBasedTable` reads is simple if it has no shortened keys, no compression and no filter. RocksDB's next
+compaction adds all of these.
 
     file        = data block…, properties, index, metaindex, footer
     block       = entry…, restart uint32…, count of restarts uint32, trailer
     entry       = varint 0, varint key length, varint value length, key, value
-    key         = the user's key, sequence number 0 and type in 8 bytes: 1 a value, 0 a delete
-    trailer     = 0 (not compressed), the lower half of the block's XXH3 hash, uint32
+    key         = the user's key, sequence number 0 and type in 8 bytes: 1 is a value, 0 a delete
+    trailer     = 0 (uncompressed), the lower half of the block's XXH3 hash, uint32
 
 Source: RocksDB's `table/format.h`, `table/block_based/block_builder.cc` and
-`db/external_sst_file_ingestion_job.cc`. Pure, no I/O.
+`db/external_sst_file_ingestion_job.cc`. No I/O.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from xxhash import xxh3_64_intdigest
 
 from keyfold.statestore.keys.buffers import Bools, Ints
 
-#: A block is cut behind the entry that reaches this. A lookup reads and checks a whole block: lists of keys
-#: were found a seventh faster among a million than with 8 KiB. Smaller ones take longer to write.
+#: A block ends with the entry that reaches this size. A lookup reads and checks a whole block: among a
+#: million keys, lookups were a seventh faster than with 8 KiB. Smaller blocks take longer to write.
 BLOCK_BYTES: Final = 2 << 10
-#: A search in a block goes over so many entries at most one by one.
+#: A search in a block scans at most this many entries one by one.
 _RESTART_INTERVAL: Final = 4
-#: So many rows, and bytes of values, are encoded at a time; they fit the caches.
+#: The number of rows, and of bytes of values, to encode at a time; they fit the caches.
 _ROWS: Final = 16_384
 _ROWS_BYTES: Final = 8 << 20
 
@@ -42,7 +42,7 @@ _VALUE: Final = struct.pack("<Q", 1)
 _DELETE: Final = struct.pack("<Q", 0)
 _MAGIC: Final = 0x88E241B785F4CFF7
 _FORMAT_VERSION: Final = 5
-#: RocksDB's default. It reads CRC32C too, but where it was built for any processor, at a third of the speed.
+#: RocksDB's default. It also reads CRC32C, but at a third of the speed in a build for generic processors.
 _XXH3: Final = 4
 _FOOTER_HANDLES_BYTES: Final = 40
 _NOT_COMPRESSED: Final = b"\0"
@@ -58,9 +58,9 @@ class Rows:
     """Rows in ascending order of unique keys.
 
     Attributes:
-        keys: binary, no nulls; the stored key is `key_prefix` and one of these.
-        values: binary; a null is a delete.
-        value_heads: (rows, n) bytes in front of each value.
+        keys: Binary, without nulls; a stored key is `key_prefix` followed by one of these.
+        values: Binary; a null is a delete.
+        value_heads: (rows, n) bytes that precede each value.
     """
 
     key_prefix: bytes
@@ -69,7 +69,7 @@ class Rows:
     values: pa.Array
 
     def parts(self) -> Iterator[Rows]:
-        """The same, some rows at a time."""
+        """The same rows in parts."""
         ends = np.cumsum(_lengths(self.values) + self.value_heads.shape[1])
         start = 0
         while start < len(self.keys):
@@ -86,7 +86,7 @@ class Rows:
 
 
 class SortedFile:
-    """The bytes of one file. `add` and `finish` give what is to be written next."""
+    """The bytes of one file. `add` and `finish` return the bytes to write next."""
 
     def __init__(self) -> None:
         self._position = 0
@@ -94,7 +94,7 @@ class SortedFile:
         self._blocks = self._entries = self._deletes = self._key_bytes = self._value_bytes = 0
 
     def add(self, rows: Rows) -> Iterator[memoryview]:
-        """Append rows whose keys come behind all that were added; bytes to write, some blocks at a time."""
+        """Append rows with keys above all earlier ones. Returns bytes to write, some blocks at a time."""
         for part in rows.parts():
             yield self._add_blocks(part)
 
@@ -112,7 +112,7 @@ class SortedFile:
         return pieces
 
     def _place(self, block: bytes, pieces: list[bytes]) -> bytes:
-        """Append a block, and give its handle."""
+        """Append a block and return its handle."""
         handle = _varint(self._position) + _varint(len(block))
         pieces += [block, _trailer(block)]
         self._position += len(block) + _TRAILER_BYTES
@@ -150,7 +150,7 @@ class SortedFile:
         return blocks
 
     def _encode(self, rows: Rows) -> tuple[pa.Buffer, Ints]:
-        """All entries one behind the other, and where each ends."""
+        """All entries, concatenated, and where each ends."""
         deleted = rows.values.is_null().to_numpy(zero_copy_only=False) if rows.values.null_count else None
         heads = rows.value_heads
         key_lengths = _lengths(rows.keys) + (len(rows.key_prefix) + 8)
@@ -172,7 +172,7 @@ class SortedFile:
         return _entries(key_lengths, value_lengths, rows.key_prefix, rows.keys, _flat(middle, chosen), values)
 
     def _index_block(self) -> bytes:
-        """The last key of every block, and where the block is; each entry a restart."""
+        """The last key of every block and the block's handle. Each entry is a restart."""
         keys = pa.concat_arrays([keys for keys, _, _ in self._index])
         places = np.concatenate([places for _, places, _ in self._index])
         sizes = np.concatenate([sizes for _, _, sizes in self._index])
@@ -182,7 +182,7 @@ class SortedFile:
         return bytes(data) + restarts.tobytes()
 
     def _properties(self, data_bytes: int, index_bytes: int) -> dict[bytes, bytes]:
-        """What RocksDB asks of a file that it did not write itself, and what its statistics need."""
+        """The properties that RocksDB requires of an external file, and those that its statistics need."""
         return {
             b"rocksdb.block.based.table.index.type": struct.pack("<I", 0),
             b"rocksdb.block.based.table.prefix.filtering": b"0",
@@ -211,7 +211,7 @@ class SortedFile:
 def _entries(
     key_lengths: Ints, value_lengths: Ints, prefix: bytes, *columns: pa.Array
 ) -> tuple[pa.Buffer, Ints]:
-    """Entries that share nothing with the one before, one behind the other, and where each ends."""
+    """Entries without shared prefixes, concatenated, and where each ends."""
     uniform = (key_lengths == key_lengths[0]).all() and (value_lengths == value_lengths[0]).all()
     if uniform:
         front: pa.Scalar | pa.Array = pa.scalar(
@@ -230,7 +230,7 @@ def _entries(
 
 
 def _varints(*columns: Ints) -> tuple[Bytes, Bools]:
-    """Numbers, column by column, as varints: bytes, and which of them count."""
+    """Numbers as varints, column by column: the bytes, and which of them are used."""
     rows = max(len(numbers) for numbers in columns)
     found = []
     for numbers in columns:
@@ -244,18 +244,18 @@ def _varints(*columns: Ints) -> tuple[Bytes, Bools]:
 
 
 def _put(out: Bytes, places: Ints, numbers: Ints) -> None:
-    """Write numbers as uint32 at these places."""
+    """Write numbers as uint32 at these positions."""
     out[places[:, None] + np.arange(4)] = numbers.astype("<u4").view(np.uint8).reshape(-1, 4)
 
 
 def _lengths(values: pa.Array) -> Ints:
-    """The length of every value, 0 for a null."""
+    """The length of every value; 0 for a null."""
     lengths: Ints = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths
 
 
 def _flat(fields: Bytes, chosen: Bools | None) -> pa.Array:
-    """Rows of bytes as binary: all of each row, or what is chosen of it."""
+    """Rows of bytes as binary: each whole row, or the chosen bytes of it."""
     rows, width = fields.shape
     if chosen is None:
         ends = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
@@ -267,7 +267,7 @@ def _flat(fields: Bytes, chosen: Bools | None) -> pa.Array:
 
 
 def _block(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block of few entries, each a restart."""
+    """A block of a few entries, each a restart."""
     out = bytearray()
     restarts = []
     for key, value in entries:
@@ -287,10 +287,10 @@ def _varint(number: int) -> bytes:
 
 
 def _trailer(block: bytes) -> bytes:
-    """Type and checksum behind a block."""
+    """The type and checksum that follow a block."""
     return _NOT_COMPRESSED + struct.pack("<I", _checksum(block))
 
 
 def _checksum(block: bytes | memoryview) -> int:
-    """Of a block that is not compressed: then the type behind it changes nothing."""
+    """The checksum of an uncompressed block, which its type does not change."""
     return xxh3_64_intdigest(block) & _LOWER_HALF

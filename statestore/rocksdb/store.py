@@ -1,10 +1,10 @@
 """The last value of every key of a partition, in RocksDB: key -> (offset, timestamp, value).
 
-The store is disposable: the log is the truth. It holds the fold of the log up to `applied`, the next offset
-to apply, and says so itself: `applied` is written in the same RocksDB write batch, or in the same ingested
-file, as the rows it speaks of. There is no write-ahead log. After kill -9 or power loss the store is what it
-was after some earlier `apply`, never something between two, and the caller applies the log from `applied` on.
-Whatever is wrong with a store is `StoreUnusable`, and the caller builds another in a new directory.
+The store is disposable; the log is the source of truth. The store holds the fold of the log up to `applied`,
+the next offset to apply. `applied` is written in the same RocksDB write batch, or in the same ingested file,
+as its rows. There is no write-ahead log. After kill -9 or power loss the store is as it was after some
+earlier `apply`, never in between, and the caller applies the log from `applied` on. Any problem with a store
+raises `StoreUnusable`, and the caller builds another one in a new directory.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from keyfold.statestore.rocksdb.snapshot import LastValuesSnapshot, rows_between
 
 __all__ = ["LastValues", "LastValuesSnapshot", "StoreId", "StoreUnusable", "apply_together"]
 
-#: From so many rows on a sorted file is built and ingested, below they go into a write batch. At 5,000 rows
-#: both cost the same; at 100,000 the file takes a third of the time and never holds the interpreter for long.
+#: From this many rows on, a sorted file is built and ingested; fewer rows go into a write batch. At 5,000
+#: rows both cost the same. At 100,000 the file takes a third of the time and never holds the GIL for long.
 INGEST_ROWS = 20_000
 
-#: The file that is built to be ingested. RocksDB leaves names alone that are not its own.
+#: The file that is built for ingestion. RocksDB ignores file names that are not its own.
 _LOAD_FILE = "load.tmp"
 
 
 class LastValues(StoreBase):
-    """The last values of one partition. One thread applies, any number may read meanwhile.
+    """The last values of one partition. One thread applies; any number of threads read at the same time.
 
-    A `get` sees one state, and so does a `get_all` of up to 4,000 keys; a larger one is split over the cores
-    and may see an `apply` in between. An iterator and a `snapshot` always see one state.
+    A `get` sees one state, and so does a `get_all` of up to 4,000 keys. A larger `get_all` is split over the
+    cores and may see an `apply` in between. An iterator and a `snapshot` always see one state.
 
     Args:
-        database: where its rows are, maybe among those of other partitions. `close` and `destroy` are of all.
-        identity: what the rows are a fold of.
-        applied: up to which offset.
+        database: Holds the rows, possibly with those of other partitions. `close` and `destroy` affect all.
+        identity: What the rows were computed from.
+        applied: The offset up to which they were applied.
     """
 
     def __init__(self, database: Database, identity: StoreId, applied: int) -> None:
@@ -69,16 +69,16 @@ class LastValues(StoreBase):
 
     @classmethod
     def open(cls, directory: Path, identity: StoreId | None, *, files: Files = LOCAL) -> LastValues:
-        """The one store in `directory`, made if missing; of any identity, and only if it is there, where none
-        is given. Raises `StoreUnusable`.
+        """Open the single store in `directory`, creating it if needed. Without an identity it must exist and
+        may have any identity. Raises `StoreUnusable`.
         """
         database = Database.open(directory, files=files)
         try:
-            # A new one has no meta record before its first apply.
+            # A new store has no meta record before its first apply.
             folds = list(database.folds().values())
             found, applied = folds[0] if folds else (identity, 0)
             if len(folds) > 1:
-                raise database.refused("a store of one fold", f"one of {len(folds)}")
+                raise database.refused("a store of one partition", f"a store of {len(folds)} partitions")
             if found is None:
                 raise database.refused("a meta record", "none")
             if identity not in (None, found):
@@ -97,33 +97,32 @@ class LastValues(StoreBase):
 
     @property
     def identity(self) -> StoreId:
-        """What it is a fold of."""
+        """What the rows were computed from."""
         return self._identity
 
     def apply(self, last: pa.RecordBatch, applied: int) -> None:
-        """Fold a range of the log in. It becomes visible at once, and survives a crash whole or not at all.
+        """Apply a range of the log atomically. It is visible at once, and durable after `flush`.
 
         Args:
             last: `offset: int64, timestamp: int64 or timestamp[ms], key: binary, value: binary`; one row per
-                key, its last record in a range of the log that begins at `self.applied` or before it. A null
+                key, its last record in a range of the log that begins at or before `self.applied`. A null
                 value is a delete.
-            applied: the end of that range; `self.applied` becomes it.
+            applied: The end of that range, and the new value of `self.applied`.
 
-        A range can come again, or overlap with those before; that changes nothing. All is durable after
-        `flush`. Raises `StoreUnusable`, and `ValueError` for rows that are not as said above: nothing has
-        changed then.
+        Applying a range twice, or overlapping ranges, gives the same result. Raises `StoreUnusable`, and
+        `ValueError` for rows that break the rules above; then nothing has changed.
         """
         if applied > self._applied:
             _apply(self._database, self._prefix, _checked(last, applied), [(self, applied)])
 
     def invalidate(self) -> None:
-        """Vouch for no rows any more: they are about to be removed by `begin_again`."""
+        """Mark the rows as invalid before `begin_again` removes them."""
         self._applied = 0
 
     def begin_again(self, generation: int) -> None:
-        """Remove all rows: the store becomes the fold of nothing, of this generation.
+        """Remove all rows and start again from an empty store, with this generation.
 
-        Who reads meanwhile must not take what it finds for last values. Raises `StoreUnusable`.
+        Until this returns, readers must not use what they find as last values. Raises `StoreUnusable`.
         """
         with self._database.writing:
             self.invalidate()
@@ -134,14 +133,14 @@ class LastValues(StoreBase):
             self._database.write(batch)
 
     def load(self, ranges: Iterable[tuple[list[pa.RecordBatch], int]]) -> None:
-        """`apply` for much at once: the rows of several ranges, one after the other, are sorted and written
-        on all cores, and RocksDB does not begin to compact before the last.
+        """Apply many consecutive ranges at once. Rows are sorted and written on all cores, and RocksDB starts
+        to compact only after the last range.
 
         Args:
-            ranges: what `apply` takes, the rows in batches; so many as there are cores, and one more, are
-                held at a time.
+            ranges: The arguments of `apply`, with the rows in batches. One more range than there are cores is
+                in memory at a time.
 
-        Raises as `apply`, with a part of the ranges applied, or none; and what `ranges` raises.
+        Raises the same errors as `apply`, with some of the ranges applied, and any error of `ranges`.
         """
         database = self._database
         waiting: deque[tuple[int, Future[Path]]] = deque()
@@ -171,7 +170,7 @@ class LastValues(StoreBase):
         return self._database.write_file(name, parts)
 
     def rest(self) -> None:
-        """Nothing is applied for now: RocksDB may put its files in better order for who reads, meanwhile.
+        """Tell RocksDB that writes have paused, so that it compacts its files further for readers.
 
         Raises `StoreUnusable`.
         """
@@ -179,7 +178,7 @@ class LastValues(StoreBase):
             self._database.rest(True)
 
     def flush(self) -> None:
-        """All that was applied survives a crash after this returns. Raises `StoreUnusable`."""
+        """Make everything applied so far durable. Raises `StoreUnusable`."""
         self._database.flush()
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ class LastValues(StoreBase):
         return None if record is None else record[HEADER.size :]
 
     def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
-        """Offset, timestamp in ms and value of the last record of `key`; None where there is none."""
+        """Offset, timestamp in ms and value of the last record of `key`; None if the key is missing."""
         check_key(key)
         record = self._database.get(self._prefix + key)
         return None if record is None else (*HEADER.unpack_from(record), record[HEADER.size :])
@@ -214,20 +213,20 @@ class LastValues(StoreBase):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush and close; iterators and snapshots end with it. Raises `StoreUnusable` if that failed."""
+        """Flush and close, together with iterators and snapshots. Raises `StoreUnusable` if that fails."""
         self._database.close()
 
     def destroy(self) -> None:
-        """Close, and remove the directory."""
+        """Close, then remove the directory."""
         self._database.destroy()
 
 
 def apply_together(database: Database, rows: pa.RecordBatch, ends: Sequence[tuple[LastValues, int]]) -> None:
-    """`LastValues.apply` for several partitions of one database at once: all of it or nothing.
+    """`LastValues.apply` for several partitions of one database, atomically.
 
     Args:
-        rows: as for `apply`, with keys of `storeformat.stored_keys`.
-        ends: the stores, and where the range of each ends: above what it has applied.
+        rows: The same as for `apply`, with keys from `format.stored_keys`.
+        ends: The stores, and the end of the range of each, which is above what it has applied.
     """
     _apply(database, b"", in_key_order(rows), ends)
 
@@ -235,7 +234,7 @@ def apply_together(database: Database, rows: pa.RecordBatch, ends: Sequence[tupl
 def _apply(
     database: Database, prefix: bytes, rows: pa.RecordBatch, ends: Sequence[tuple[LastValues, int]]
 ) -> None:
-    """As one write batch, or as one sorted file: RocksDB keeps either whole or not at all."""
+    """Apply one write batch, or one sorted file. RocksDB makes either atomic."""
     with database.writing:
         database.rest(False)
         metas = [(store._identity, applied) for store, applied in ends]
@@ -253,7 +252,7 @@ def _apply(
 
 
 def in_key_order(last: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows sorted by key; themselves where they are."""
+    """The rows sorted by key; the same object if they already are."""
     keys = last.column("key")
     if keys.null_count:
         raise ValueError("a row has no key")
@@ -271,7 +270,9 @@ def _ascend(keys: pa.Array) -> bool:
 
 
 def _checked(last: pa.RecordBatch, applied: int) -> pa.RecordBatch:
-    """In key order. `ValueError`: they cannot be the fold of a range that ends at `applied`."""
+    """The rows in key order. Raises `ValueError` if they cannot be the fold of a range that ends at
+    `applied`.
+    """
     end = pc.max(last.column("offset")).as_py()
     if end is not None and end >= applied:
         raise ValueError(f"offset {end} is not below {applied}, the end of its range")

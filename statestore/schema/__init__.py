@@ -1,1 +1,1 @@
-"""Typed columns: which Spark and Arrow types a changelog keeps, and the JSON that their values become."""
+"""Typed columns: the Spark and Arrow types that a changelog supports, and the JSON of their values."""

@@ -1,7 +1,7 @@
-"""Typed columns: what the bytes of keys and values mean, as `changelog.json` keeps it under "schema".
+"""Typed columns: the meaning of the bytes of keys and values, stored in `changelog.json` under "schema".
 
-A changelog of typed columns has a `Columns`; one of raw bytes has none (`RAW`). The types are Spark's, in the
-JSON of its schemas; pyspark is not needed. How a column is written in JSON is the matter of `json_codec`.
+A changelog of typed columns has a `Columns`; a changelog of raw bytes has none (`RAW`). The types are
+Spark's, in the JSON form of its schemas; pyspark is not needed. `json_codec` defines the JSON of a column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RAW: None = None
 
 
 class Misfit(NamedTuple):
-    """A record whose bytes are not of the columns: its row, which part of it, and what belongs there."""
+    """A record whose bytes do not match the columns: its row, which part of it, and what was expected."""
 
     row: int
     part: str
@@ -35,18 +35,19 @@ class Misfit(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a changelog and how its keys and values hold them.
+    """The columns of a changelog, and how its keys and values encode them.
 
-    `schema_json` is Spark's `StructType` as JSON: the kept columns in the order of the DataFrame. A key or
-    value is
+    `schema_json` is Spark's `StructType` as JSON: the stored columns in the order of the DataFrame. A key or
+    value has one of two formats:
 
-    - `raw`: the bytes of its only column, a string or binary;
-    - `json`: an object of its columns: a key's in the order of `keys`, a value's in the order of the
+    - `raw`: the bytes of its only column, a string or binary.
+    - `json`: an object of its columns. A key has them in the order of `keys`, a value in the order of the
       DataFrame. A value without columns is `{}`.
 
     Raises:
-        SchemaMismatch: a type that cannot be kept exactly, or not in a key; the path in the column is named.
-        ConfigError: two columns of one name, a key column that is not there, a format that does not fit.
+        SchemaMismatch: A type cannot be stored exactly, or not in a key. The message names the path in the
+            column.
+        ConfigError: Two columns have the same name, a key column does not exist, or a format does not fit.
     """
 
     schema_json: dict[str, Any] = field(hash=False)
@@ -62,11 +63,11 @@ class Columns:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
-                "Two columns have one name.", found=", ".join(twice), remedy="rename one of them"
+                "Two columns have the same name.", found=", ".join(twice), remedy="rename one of them"
             )
         if not self.keys or not set(self.keys) <= set(names) or len(set(self.keys)) < len(self.keys):
             raise ConfigError(
-                "The keys have to be columns, each once.",
+                "Each key must be a column, named once.",
                 expected=", ".join(names),
                 found=", ".join(self.keys) or "none",
                 remedy="correct the keys",
@@ -83,20 +84,20 @@ class Columns:
             isinstance(f, Mapping) and isinstance(f.get("name"), str) and "type" in f for f in fields
         ):
             raise ConfigError(
-                "This is no schema.", expected='{"type": "struct", "fields": [{"name": …, "type": …}, …]}',
-                found=type(kept).__name__, remedy="give what Spark's `df.schema.jsonValue()` gives",
+                "Not a schema.", expected='{"type": "struct", "fields": [{"name": …, "type": …}, …]}',
+                found=type(kept).__name__, remedy="give the result of Spark's `df.schema.jsonValue()`",
             )  # fmt: skip
         if not isinstance(keys, list | tuple) or not all(isinstance(name, str) for name in keys):
             raise ConfigError(
-                "The keys of columns are names.", expected="a tuple of names", found=type(keys).__name__,
-                remedy='write one key as ("name",)',
+                "The keys must be a tuple of column names.", expected="a tuple of names",
+                found=type(keys).__name__, remedy='write a single key as ("name",)',
             )  # fmt: skip
         object.__setattr__(self, "keys", tuple(keys))
 
     # -- as it is kept ---------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """What `changelog.json` keeps."""
+        """The form stored in `changelog.json`."""
         return {
             "columns": self.schema_json,
             "keys": list(self.keys),
@@ -116,21 +117,23 @@ class Columns:
     # -- decoding --------------------------------------------------------------------------------------------
 
     def arrow_schema(self) -> pa.Schema:
-        """Of decoded tables: the types of Spark's `toArrow()` in the DataFrame's order, timestamps in UTC.
+        """The schema of decoded tables: the types of Spark's `toArrow()`, in the DataFrame's order, with
+        timestamps in UTC.
 
-        Every column can be null here: a tombstone has no values, nor has a record from before the column.
+        Every column is nullable: a tombstone has no values, and a record written before a column was added
+        has no value for it.
         """
         return self._arrow_schema
 
     def decode(self, keys: pa.Array, values: pa.Array) -> pa.Table:
-        """The table of these records: one row each, columns as in `arrow_schema`.
+        """Decode records to a table with one row each and the columns of `arrow_schema`.
 
         Args:
-            keys: binary, without nulls.
-            values: binary; null (a tombstone) gives null in every value column.
+            keys: Binary, without nulls.
+            values: Binary; a null value (a tombstone) becomes null in every value column.
 
         Raises:
-            SchemaMismatch: bytes that are not of these columns; `position` says in which record.
+            SchemaMismatch: The bytes do not match these columns; `position` names the record.
         """
         key_columns = _decode(keys, self.key_format, self._key_schema, keys=True)
         value_columns = _decode(values, self.value_format, self._value_schema, keys=False)
@@ -140,10 +143,11 @@ class Columns:
         )
 
     def misfit(self, keys: pa.Array, values: pa.Array) -> Misfit | None:
-        """The first record that `decode` refuses, or that has no value for a key column; None where all fit.
+        """The first record that `decode` refuses or that lacks a value for a key column; None if there is
+        none.
 
         Args:
-            keys, values: as for `decode`, but each one array.
+            keys, values: The same as for `decode`, but one array each.
         """
         found = (
             _misfit(keys, self.key_format, self._key_schema, keys=True),
@@ -152,23 +156,23 @@ class Columns:
         return min((m for m in found if m is not None), default=None, key=lambda m: m.row)
 
     def encode_key(self, *parts: object) -> bytes:
-        """The bytes of one key, as Spark writes them for these values.
+        """The bytes of one key, equal to what Spark writes for these values.
 
         Args:
-            parts: the values of the key columns in the order of `keys`, or one mapping of column to value.
+            parts: The values of the key columns in the order of `keys`, or one mapping of column to value.
 
         Raises:
-            BadRecord: a value is None, or not of its column's type.
+            BadRecord: A value is None or does not have its column's type.
         """
         values: Sequence[object] = parts
         if len(parts) == 1 and isinstance(parts[0], Mapping) and set(parts[0]) == set(self.keys):
             values = [parts[0][name] for name in self.keys]
         if len(values) != len(self.keys) or any(value is None for value in values):
             raise BadRecord(
-                "A key needs a value for every key column, and none is null.",
+                "A key needs a value that is not null for every key column.",
                 expected=", ".join(self.keys),
                 found=f"{sum(value is not None for value in values)} values",
-                remedy="give a value for each, in this order",
+                remedy="give one value for each key column, in this order",
             )
         if self.key_format == "json":
             return encode_object(self._key_schema, values)
@@ -178,13 +182,13 @@ class Columns:
     # -- evolution -------------------------------------------------------------------------------------------
 
     def accepts(self, other: Columns) -> Columns:
-        """These columns with those that `other` adds: what the changelog has once `other` writes to it.
+        """These columns plus those that `other` adds: the changelog's columns after `other` writes to it.
 
-        An added column has to be nullable; it comes last. The order of the value columns does not matter, nor
-        does it where a column, an element or a field is nullable in one of them only: then it is nullable.
+        An added column must be nullable, and it comes last. The order of the value columns may differ. A
+        column, element or field that is nullable in only one of the two becomes nullable.
 
         Raises:
-            SchemaMismatch: anything else, column by column.
+            SchemaMismatch: The columns differ in any other way. The message lists each difference.
         """
         mine = {f["name"]: f for f in self.schema_json["fields"]}
         theirs = {f["name"]: f for f in other.schema_json["fields"]}
@@ -204,12 +208,12 @@ class Columns:
         return Columns({"type": "struct", "fields": merged}, self.keys, self.key_format, self.value_format)
 
     def _difference(self, other: Columns, names: Sequence[str], fits: bool) -> SchemaMismatch:
-        """The error that shows the difference: in the columns `names`, the keys, the format."""
+        """The error that shows the differences: in the columns `names`, the keys or the format."""
         mine = {f["name"]: f for f in self.schema_json["fields"]}
         theirs = {f["name"]: f for f in other.schema_json["fields"]}
         expected = [f"{name} {spark_types.described(mine.get(name))}" for name in names]
         found = [f"{name} {spark_types.described(theirs.get(name))}" for name in names]
-        remedy = "only nullable value columns can be added; begin a new changelog for other columns"
+        remedy = "only nullable value columns can be added; create a new changelog for other columns"
         if self.keys != other.keys:
             expected.append(f"keys {', '.join(self.keys)}")
             found.append(f"keys {', '.join(other.keys)}")
@@ -219,9 +223,9 @@ class Columns:
             if fits and self.value_format == "json":
                 remedy = 'give value_format="json"'
             elif fits:
-                remedy = 'raw values hold one column; begin a new changelog with value_format="json"'
+                remedy = 'raw values hold one column; create a new changelog with value_format="json"'
         return SchemaMismatch(
-            "The columns differ from those the changelog was made with.",
+            "The columns differ from those of the changelog.",
             expected="; ".join(expected),
             found="; ".join(found),
             remedy=remedy,
@@ -252,14 +256,14 @@ class Columns:
 
 
 def raw_format(fields: Sequence[FieldJson]) -> Format:
-    """How a key or value of these columns is written if nothing else is asked for."""
+    """The default format of a key or value with these columns."""
     return "raw" if len(fields) == 1 and fields[0]["type"] in ("string", "binary") else "json"
 
 
 def _check_format(side: str, format_: str, fields: Sequence[FieldJson]) -> None:
     if format_ != "json" and (format_ != "raw" or raw_format(fields) != "raw"):
         raise ConfigError(
-            f"The {side} cannot be written in this format.",
+            f"Format does not fit the columns of the {side}.",
             expected="json, or raw for one column of type string or binary",
             found=f"{format_} for {len(fields)} columns",
             remedy='use "json"',
@@ -280,9 +284,9 @@ def _decode(
     except pa.ArrowInvalid:
         pass
     raise SchemaMismatch(
-        f"A record's {'key' if keys else 'value'} is not valid UTF-8, as its column asks.",
+        f"The {'key' if keys else 'value'} of a record is not valid UTF-8, but its column is a string.",
         position=f"column {only.name!r}",
-        remedy="`keyfold verify` names partition and offset of every such record; append the key again",
+        remedy="`keyfold verify` lists partition and offset of every such record; append the key again",
     )
 
 
@@ -295,11 +299,11 @@ def _misfit(records: pa.Array, format_: Format, schema: pa.Schema, *, keys: bool
     found = first_misfit(records, schema, keys=keys)
     if found is None:
         other = first_other_form(records, schema) if keys else None
-        expected = "the bytes that columns.encode_key gives: other bytes are another key"
+        expected = "the bytes that columns.encode_key returns: other bytes are another key"
         return None if other is None else Misfit(other, side, expected)
     row, name = found
     if name is None:
         columns = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no field"
-        return Misfit(row, side, f"one JSON object of {columns}")
+        return Misfit(row, side, f"one JSON object with {columns}")
     null = " that is not null" if keys else ""
     return Misfit(row, f"{side}, column {name!r}", f"{schema.field(name).type}{null}")

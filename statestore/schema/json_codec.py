@@ -1,11 +1,11 @@
-"""JSON objects, one per record, to Arrow columns: the bytes of typed keys and values.
+"""Decodes JSON objects, one per record, to Arrow columns. They are the bytes of typed keys and values.
 
 How a column is written:
 
     boolean, integers  as themselves
     decimal            a number with all its digits: `1.50`, `1E-38`
-    float, double      in values: a number, or a string (see below); in keys: a string of
-                       the exact bits, `"0x1.8p0"`, the same text from every JVM
+    float, double      in values: a number, or a string (see below); in keys: a string with
+                       the exact bits, `"0x1.8p0"`, the same text on every JVM
     string             as itself; valid UTF-8
     binary             a string of upper-case hexadecimal digits
     date               `"2013-01-31"`
@@ -15,10 +15,10 @@ How a column is written:
     struct             an object
     null               the field is left out
 
-A value that begins with one space holds NaN or an infinity somewhere; all its floats and doubles are strings
-(`"NaN"`, `"Infinity"`, `"-Infinity"`, `"1.5"`). So every column of a text is of one kind of JSON, and Arrow
-parses whole batches: nothing here loops over records. Text of another form is refused with the position of
-the first bad record, never with its content.
+A value that begins with one space contains NaN or an infinity; all its floats and doubles are strings
+(`"NaN"`, `"Infinity"`, `"-Infinity"`, `"1.5"`). So every column of a text has one JSON type, and Arrow parses
+whole batches without a loop over records. Any other text is refused. The error gives the position of the
+first bad record, never its content.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ import pyarrow.json as pj
 from keyfold.statestore.errors import SchemaMismatch
 
 Floats = Literal["number", "text", "bits"]
-#: What is done with fields that are no columns.
+#: How to treat fields that are not columns.
 Others = Literal["error", "ignore"]
-#: What Arrow's parser and the conversions here raise for text of another form.
+#: What Arrow's parser and the conversions here raise for invalid text.
 _REFUSALS = (pa.ArrowException, binascii.Error, ValueError)
 
 _SPACE, _BRACE, _END = b" {}"
@@ -50,26 +50,26 @@ def decode_objects(records: pa.Array, schema: pa.Schema, *, keys: bool = False) 
     """The columns of `schema` from one JSON object per record.
 
     Args:
-        records: binary; a null record gives null in every column.
-        keys: whether floats are written as in keys.
+        records: Binary; a null record becomes null in every column.
+        keys: Whether floats are written as in keys.
 
     Raises:
-        SchemaMismatch: a record is not JSON of this schema; `position` says which.
+        SchemaMismatch: A record is not JSON of this schema; `position` names the record.
     """
     try:
         return _decoded(records, schema, keys)
     except _REFUSALS:
         row = _first_bad(records, lambda part: _decoded(part, schema, keys))
     raise SchemaMismatch(
-        "A record is not JSON of the changelog's columns.",
+        "A record is not a JSON object of the changelog's columns.",
         position=f"record {row} of the batch",
         expected=", ".join(f"{field.name}: {field.type}" for field in schema),
-        remedy="open it again if a column was just added; else `keyfold verify` names such records",
+        remedy="reopen the changelog if a column was just added; else `keyfold verify` lists such records",
     )
 
 
 def first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int | None:
-    """The position of the first record that `decode` refuses, None where it takes all."""
+    """The position of the first record that `decode` refuses; None if it accepts all."""
     try:
         decode(records)
     except _REFUSALS:
@@ -78,7 +78,7 @@ def first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int | 
 
 
 def _first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int:
-    """By halving: one of these is known to be bad."""
+    """Binary search; one of these records is known to be bad."""
     low, high = 0, len(records)
     while high - low > 1:
         middle = (low + high) // 2
@@ -94,9 +94,9 @@ def _first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int:
 def first_misfit(
     records: pa.Array, schema: pa.Schema, *, keys: bool = False
 ) -> tuple[int, str | None] | None:
-    """Row and column of the first record that `decode_objects` refuses; of keys also where a column is null.
+    """Row and column of the first record that `decode_objects` refuses. For keys, also of the first null.
 
-    The column is None where the record is no object, or has fields that are no columns.
+    The column is None if the record is not an object or has fields that are not columns.
     """
     try:
         table = _decoded(records, schema, keys)
@@ -115,13 +115,13 @@ def _bad_column(record: pa.Array, schema: pa.Schema, keys: bool) -> str | None:
     def is_bad(part: pa.Schema) -> bool:
         return first_bad(record, lambda one: _decoded(one, part, keys, "ignore")) is not None
 
-    if is_bad(pa.schema([pa.field("\0", pa.bool_())])):  # no object, or more than one
+    if is_bad(pa.schema([pa.field("\0", pa.bool_())])):  # not an object, or more than one
         return None
     return next((str(field.name) for field in schema if is_bad(pa.schema([field]))), None)
 
 
 def _pieces(records: pa.Array) -> Iterable[pa.Array]:
-    """Slices of about 256 MB: a JSON text is one Arrow buffer, and those end at 2 GB."""
+    """Slices of about 256 MB: a JSON text is one Arrow buffer, which holds at most 2 GB."""
     if not len(records):
         return
     offsets = _offsets(records)
@@ -162,13 +162,13 @@ def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool, others: Othe
 
 
 def _parse(records: pa.Array, schema: pa.Schema, floats: Floats, others: Others) -> pa.Table:
-    """`records` of one kind; each is known to begin with "{", perhaps after a space, and to end with "}"."""
+    """`records` of one kind, each known to begin with "{", optionally after a space, and to end with "}"."""
     rows = len(records)
     joined = pc.binary_join_element_wise(records, pa.scalar(b"", pa.binary()), pa.scalar(b"\n", pa.binary()))
-    joined.cast(pa.string())  # raises where it is not UTF-8; the parser does not look
+    joined.cast(pa.string())  # raises if it is not UTF-8; the parser does not check
     text = joined.buffers()[2]
-    # Between "}" and "{" no object goes on, so no object spans two records; with as many objects as records
-    # (below) each record is one.
+    # No object continues from "}" to "{", so none spans two records. With as many objects as records (checked
+    # below), each record is one object.
     columns = [field for field in schema if not pa.types.is_null(field.type)]
     longest = int(np.diff(_offsets(records)).max())
     table = pj.read_json(
@@ -194,7 +194,7 @@ def _parse(records: pa.Array, schema: pa.Schema, floats: Floats, others: Others)
 
 
 def _json_type(kind: pa.DataType, floats: Floats) -> pa.DataType:
-    """The Arrow type that the JSON of a column is parsed to; `_typed` makes the column's own type from it."""
+    """The Arrow type to which the JSON of a column is parsed. `_typed` converts it to the column's type."""
     if pa.types.is_null(kind):
         return pa.bool_()  # Arrow's JSON reader loses the length of arrays of nulls
     if pa.types.is_date32(kind):
@@ -215,7 +215,7 @@ def _json_type(kind: pa.DataType, floats: Floats) -> pa.DataType:
 
 
 def _typed(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`array` as parsed from JSON, as type `kind`; buffers are shared where they are equal."""
+    """Convert `array`, as parsed from JSON, to type `kind`. Equal buffers are shared."""
     if array.type == kind:
         return array
     if pa.types.is_null(kind):
@@ -230,7 +230,7 @@ def _typed(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _typed_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Arrays from the JSON reader begin at offset 0, so that their buffers can be taken as they are."""
+    """Arrays from the JSON reader begin at offset 0, so their buffers can be used directly."""
     if pa.types.is_struct(kind):
         children = []
         for i, field in enumerate(kind):
@@ -255,13 +255,13 @@ def _refuse_nulls(child: pa.Array, field: pa.Field, parent: pa.Array | None) -> 
         return
     missing = child.is_null() if parent is None else pc.and_(child.is_null(), parent.is_valid())
     if pc.any(missing).as_py():
-        raise ValueError("null where the column has none")
+        raise ValueError("null in a column that is not nullable")
 
 
 def _from_hexadecimal(text: pa.Array) -> pa.Array:
     offsets = _offsets(text)
     if (np.diff(offsets) & 1).any():
-        raise ValueError("half a byte")
+        raise ValueError("an odd number of hexadecimal digits")
     data = binascii.unhexlify(memoryview(text.buffers()[2] or b"")[offsets[0] : offsets[-1]])
     ends = pa.py_buffer(((offsets - offsets[0]) // 2).astype(np.int32))
     return pa.Array.from_buffers(
@@ -273,7 +273,7 @@ _BITS = r"^(?P<sign>-?)0x(?P<whole>[01])\.(?P<fraction>[0-9a-f]{1,13})p(?P<expon
 
 
 def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Floats from decimal text or from their bits: `-0x1.8p3` is -1.5 * 2**3, as in C and Java."""
+    """Floats from decimal text or from hexadecimal bits: `-0x1.8p3` is -1.5 * 2**3, as in C and Java."""
     found = pc.extract_regex(text, _BITS)
     bits = found.drop_null()
     if not len(bits):
@@ -290,7 +290,7 @@ def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Of a binary or string array, `len + 1` positions in its data, whatever slice it is."""
+    """The `len + 1` offsets into the data of a binary or string array, sliced or not."""
     buffer = array.buffers()[1]
     if buffer is None or not buffer.size:
         return np.zeros(1, dtype=np.int32)

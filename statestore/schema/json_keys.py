@@ -1,4 +1,4 @@
-"""One key from Python values, in the bytes that Spark writes for them; `json_codec` says how they look."""
+"""Encodes a key from Python values, to the same bytes that Spark writes. `json_codec` defines the form."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f":
 
 
 def encode_object(schema: pa.Schema, values: Sequence[object]) -> bytes:
-    """One key as JSON, the bytes that Spark writes for these values. For single look-ups, not for batches.
+    """One key as JSON, equal to the bytes that Spark writes. For single lookups, not for batches.
 
     Raises:
-        BadRecord: a value does not fit its column; `position` names the column.
+        BadRecord: A value does not fit its column; `position` names the column.
     """
     members = (_member(field, value) for field, value in zip(schema, values, strict=True))
     return ("{" + ",".join(members) + "}").encode()
 
 
 def encode_raw(field: pa.Field, value: object) -> bytes:
-    """One key of a single string or binary column. Raises `BadRecord` as `encode_object` does."""
+    """One key of a single string or binary column. Raises the same errors as `encode_object`."""
     if pa.types.is_string(field.type) and isinstance(value, str):
         try:
             return value.encode()
@@ -43,16 +43,16 @@ def encode_raw(field: pa.Field, value: object) -> bytes:
 
 
 def first_other_form(keys: pa.Array, schema: pa.Schema) -> int | None:
-    """The first key that means the same as other bytes, which Spark writes: one key would be two.
+    """The first key that is not in Spark's form: Spark writes the same key with other bytes, as a second key.
 
     Args:
-        keys: each is known to be JSON of `schema`.
+        keys: Each is known to be JSON of `schema`.
     """
     plain = pc.match_substring_regex(keys, _plain_pattern(schema)).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(~plain)
     if not len(rows):
         return None
-    # Escapes, fractions of decimals, nulls in structs and the like: written again, one by one.
+    # Keys with escapes, fractions of decimals, nulls in structs and so on are encoded again, one by one.
     others = keys.take(pa.array(rows))
     for row, key, values in zip(rows, others, _rows(decode_objects(others, schema, keys=True)), strict=True):
         if values is not None and encode_object(schema, values) != key.as_py():
@@ -61,7 +61,7 @@ def first_other_form(keys: pa.Array, schema: pa.Schema) -> int | None:
 
 
 def _rows(table: pa.Table) -> Iterator[list[object] | None]:
-    """The values of each row; None where Python has no such date."""
+    """The values of each row; None if Python cannot represent a date in it."""
     for row in range(table.num_rows):
         try:
             yield [column[row].as_py() for column in table.columns]
@@ -70,7 +70,7 @@ def _rows(table: pa.Table) -> Iterator[list[object] | None]:
 
 
 def _plain_pattern(schema: pa.Schema) -> str:
-    """Matches keys that Spark has written so; not all of them, but all that are usual."""
+    """A pattern that matches only keys in Spark's form: not all of them, but all common ones."""
     members = [f"{re.escape(_string(field.name))}:{_plain(field.type)}" for field in schema]
     return r"\A\{" + ",".join(members) + r"\}\z"
 
@@ -163,7 +163,7 @@ def _string(value: str) -> str:
 
 
 def _bits(value: float) -> str:
-    """As Java's `%a`: `0x1.8p0`. Zero has no sign here, and there is one NaN."""
+    """The form of Java's `%a`: `0x1.8p0`. Zero has no sign, and there is one NaN."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -1,7 +1,7 @@
-"""Spark's types in the JSON of its schemas: which are kept, what they are in Arrow, how they differ.
+"""Spark's types in the JSON of its schemas: which are supported, their Arrow types, and how they compare.
 
-An atomic type is its name, a nested one an object. Here a collation stands in the name (`string collate
-UTF8_LCASE`), which Spark reads as well as its own way, the metadata of the nearest field.
+An atomic type is its name, a nested type an object. keyfold writes a collation in the type's name (`string
+collate UTF8_LCASE`). Spark reads this form as well as its own, which is in the metadata of the nearest field.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _ATOMIC: dict[str, pa.DataType] = {
 }
 _DECIMAL = re.compile(r"^decimal\((\d+),\s*(\d+)\)$")
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
-#: What to do about a type that is not kept, by the beginning of its name.
+#: The remedy for an unsupported type, by the beginning of its name.
 _REMEDIES = {
     "variant": "use to_json(column), a string",
     "geo": "use st_asbinary(column), a binary",
-    "udt": "cast it to the type that it is stored as",
+    "udt": "cast it to its storage type",
     "decimal": "cast it to a decimal with a scale from 0 to its precision",
 }
 
 
 def cleaned(column: FieldJson) -> FieldJson:
-    """The field with its collations in the types, without metadata of one query (watermarks, aliases)."""
+    """The field with its collations in its types and without a query's metadata (watermarks, aliases)."""
     metadata = column.get("metadata") or {}
     return {
         "name": column["name"],
@@ -70,7 +70,7 @@ def arrow_schema(fields: Sequence[FieldJson]) -> pa.Schema:
 
 
 def _arrow_type(kind: Any) -> pa.DataType:
-    """The type in Spark's `toArrow()`, of a type that `check_column` has accepted."""
+    """The type in Spark's `toArrow()` of a type that `check_column` has accepted."""
     if isinstance(kind, str):
         if found := _DECIMAL.match(kind):
             return pa.decimal128(int(found[1]), int(found[2]))
@@ -90,7 +90,7 @@ def _arrow_field(name: str, kind: Any, nullable: bool) -> pa.Field:
 
 
 def check_column(column: FieldJson, *, is_key: bool) -> None:
-    """Raises `SchemaMismatch` for a type that is not kept exactly, or not in a key."""
+    """Raises `SchemaMismatch` for a type that cannot be stored exactly, or not in a key."""
     for path, kind, in_map_key in _walk(column):
         problem = _problem(kind, is_key=is_key, in_map_key=in_map_key)
         if problem:
@@ -99,24 +99,26 @@ def check_column(column: FieldJson, *, is_key: bool) -> None:
 
 
 def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | None:
-    """What is wrong with a type, and what to do."""
+    """The problem with a type, and the remedy."""
     name = kind if isinstance(kind, str) else kind["type"]
     if is_key and name == "map":
-        return "A key cannot hold a map: equal maps can be written in many orders.", "use an array of structs"
+        return "A key cannot contain a map: equal maps can differ in order.", "use an array of structs"
     if is_key and name == "void":
-        return "A key cannot hold a column that is always null.", "choose another key"
+        return "A key cannot contain a column that is always null.", "choose another key"
     if name in ("array", "map") or name in _ATOMIC or _is_decimal(name):
         return None
     if name == "struct":
         names = [f["name"] for f in kind["fields"]]
         return (
-            ("Two fields of a struct have one name.", "rename one") if len(set(names)) < len(names) else None
+            ("Two fields of a struct have the same name.", "rename one")
+            if len(set(names)) < len(names)
+            else None
         )
     if name.startswith("string collate "):
-        what = "A key cannot hold a string with a collation: equal strings would be different bytes."
+        what = "A key cannot contain a string with a collation: equal strings can differ in their bytes."
         return (what, "use collation_key(column), which is binary") if is_key or in_map_key else None
     remedy = next((r for prefix, r in _REMEDIES.items() if name.startswith(prefix)), "cast it to string")
-    return "A type that cannot be kept exactly.", remedy
+    return "The column's type cannot be stored exactly.", remedy
 
 
 def _is_decimal(name: str) -> bool:
@@ -141,12 +143,12 @@ def _walk(column: FieldJson) -> Iterator[tuple[str, Any, bool]]:
 
 
 def quoted(name: str) -> str:
-    """A column's name as SQL writes it, whatever characters it has."""
+    """A column's name quoted for SQL, whatever characters it contains."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def sql_text(kind: Any) -> str:
-    """As SQL writes the type; without nullability, so equal texts are the same type."""
+    """The type in SQL, without nullability. Equal texts are the same type."""
     if isinstance(kind, str):
         return _SQL_NAMES.get(kind, kind)
     if kind["type"] == "array":
@@ -166,7 +168,7 @@ def described(column: FieldJson | None) -> str:
 
 
 def wider(old: Any, new: Any) -> Any:
-    """One type, or field, of two that differ in nullability only: nullable where either is."""
+    """Merge two types or fields that differ only in nullability: nullable if either is."""
     if isinstance(old, dict):
         return {part: wider(old[part], new[part]) if part != "metadata" else old[part] for part in old}
     if isinstance(old, list):

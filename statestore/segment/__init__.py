@@ -1,1 +1,1 @@
-"""Segments: files of consecutive blocks, each an Arrow record batch with a checksum."""
+"""Segment files: consecutive blocks, each an Arrow record batch with a checksum."""

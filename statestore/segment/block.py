@@ -1,6 +1,6 @@
 """Blocks: one Arrow record batch as bytes. Codecs only, no I/O.
 
-A block is one *encapsulated message* of Arrow's IPC format, so blocks behind a schema message are an Arrow
+A block is one *encapsulated message* of Arrow's IPC format, so blocks after a schema message form an Arrow
 stream:
 
     0          4               8                        8 + metadata length      8 + metadata length + body
@@ -8,10 +8,10 @@ stream:
     | FFFFFFFF | metadata len  | flatbuffer (RecordBatch) | body: the column buffers, 8-byte aligned |
       4 bytes    int32, padded
 
-The offset column has no nulls, so its values are the first buffer that has bytes: in an uncompressed block
-the int64 offsets begin where the body begins. `rebase` relies on that to place a finished block in the log.
+The offset column has no nulls, so its values are the first non-empty buffer: in an uncompressed block the
+int64 offsets begin where the body begins. `rebase` relies on this to assign offsets to a finished block.
 
-Arrow's format has no checksum. Nothing here is given to Arrow before its CRC32C was compared by the caller.
+Arrow's format has no checksum. The caller verifies the CRC32C of all bytes before they are given to Arrow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADERS_TYPE: Final = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 )
 
-#: The schema of every segment; the metadata is its magic and version.
+#: The schema of every segment. Its metadata holds the magic and the version.
 RECORD_SCHEMA: Final = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),
@@ -44,7 +44,7 @@ RECORD_SCHEMA: Final = pa.schema(
     metadata={"keyfold.magic": "segment", "keyfold.version": str(FORMAT_VERSION)},
 )
 
-#: The schema message that begins every segment.
+#: The schema message at the start of every segment.
 STREAM_HEADER: Final[bytes] = RECORD_SCHEMA.serialize().to_pybytes()
 
 #: Arrow's end-of-stream mark, written when a segment is sealed.
@@ -61,9 +61,9 @@ _PREFIX_BYTES: Final = 8
 
 
 def no_headers(count: int) -> pa.Array:
-    """The headers column of records without any.
+    """The headers column of records without headers.
 
-    `pa.nulls` would fill the children's offsets too, and put 50 useless bytes per record into every block.
+    `pa.nulls` would also fill the children's offsets and add 50 useless bytes per record to every block.
     """
     bitmap, offsets = np.zeros((count + 7) // 8, np.uint8), np.zeros(count + 1, np.int32)
     items = pa.array([], HEADERS_TYPE.value_type)
@@ -84,7 +84,7 @@ def record_batch(
 
 
 def binary_bytes(column: pa.Array) -> int:
-    """Bytes of data in a binary column, offsets and validity apart."""
+    """Bytes of data in a binary column, without offsets and validity."""
     if len(column) == 0:
         return 0
     offsets = np.frombuffer(column.buffers()[1], np.int32, 2 + len(column) - 1, column.offset * 4)
@@ -92,9 +92,7 @@ def binary_bytes(column: pa.Array) -> int:
 
 
 def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
-    """Slices of `batch` in order, each of about `block_bytes` of keys and values, at least one record
-    each.
-    """
+    """Slices of `batch` in order, each with about `block_bytes` of keys and values, at least one record."""
     count = batch.num_rows
     if count == 0:
         return
@@ -116,9 +114,7 @@ def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.
 
 
 def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
-    """One block. `compression`: None, "lz4" or "zstd" (applied to each column buffer, as Arrow's format has
-    it).
-    """
+    """One block. `compression` is None, "lz4" or "zstd", applied to each column buffer as in Arrow IPC."""
     if compression is None:
         return batch.serialize()
     sink = pa.BufferOutputStream()
@@ -131,10 +127,10 @@ def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
 
 
 def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
-    """The records of one block whose checksum was compared; zero-copy where it is not compressed.
+    """The records of one block whose checksum was verified. Zero-copy for an uncompressed block.
 
     Args:
-        own: False where the bytes came from elsewhere: then every offset and length inside is validated too.
+        own: False for bytes from an untrusted source: then every offset and length in them is also validated.
     """
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA)
     if not own:
@@ -143,26 +139,26 @@ def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
 
 
 def decode_stream(data: pa.Buffer, position: int, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The records of one block after the other, from the one at `position` on, of bytes that begin with
-    `STREAM_HEADER`. A block is not looked at before it is asked for.
+    """The records of each block, starting with the block at `position`, in bytes that begin with
+    `STREAM_HEADER`. A block is read only when it is requested.
 
-    Unlike `decode` it does not hand the buffers of a compressed block to other threads: most bytes are in
-    one buffer, so that costs more than it brings.
+    Unlike `decode`, this does not decompress the buffers of a block on several threads: most bytes are in one
+    buffer, so that costs more than it saves.
 
     Args:
-        columns: the names of those that are wanted; none for all. Others stay compressed.
+        columns: The names of the columns to read; empty for all. Other columns are not decompressed.
     """
     fields = [RECORD_SCHEMA.get_field_index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
     reader = pa.BufferReader(data)
     with pa.ipc.open_stream(reader, options=options) as stream:
-        # The schema is read, and nothing behind it yet.
+        # This reads the schema and nothing after it.
         reader.seek(position)
         yield from stream
 
 
 def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:
-    """`(position, length)` of each block in bytes that hold whole blocks and nothing else."""
+    """`(position, length)` of each block, in bytes that consist of complete blocks."""
     reader = pa.BufferReader(data)
     position = 0
     while position < data.size:
@@ -173,10 +169,10 @@ def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:
 
 
 def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
-    """A copy of an uncompressed block, its offsets 0, 1, 2, … replaced by `base_offset` + 0, 1, 2, …
+    """A copy of an uncompressed block with its offsets 0, 1, 2, … replaced by `base_offset` + 0, 1, 2, …
 
     Raises:
-        BadRecord: the block's offsets are not 0, 1, 2, …: it was not made for being placed.
+        BadRecord: The block's offsets are not 0, 1, 2, …: it is not a staged block.
     """
     placed: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8).copy()
     records = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA).num_rows
@@ -184,7 +180,7 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
     offsets = placed[body : body + 8 * records].view("<i8")
     if records and (int(offsets[0]) != 0 or int(offsets[-1]) != records - 1):
         raise BadRecord(
-            "A block that should be placed does not count its records from 0.",
+            "The offsets of a staged block do not start at 0.",
             expected=f"offsets 0 to {records - 1}",
             found=f"{int(offsets[0])} to {int(offsets[-1])}",
             remedy="write the batch again",
@@ -196,14 +192,14 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
 # -- how large a block is without compression ----------------------------------------------------------------
 
 _CODECS: Final = ("lz4", "zstd")
-#: The key column's buffers: of each column before it, validity and values; then its validity.
+#: The position of the key column's buffers: validity and values of each column before it, then its validity.
 _KEY_BUFFERS: Final = slice(5, 7)
 
 
 @dataclass(frozen=True)
 class BlockSize:
-    """Bytes of a block: as it is, without compression, and of its keys with their offsets without
-    compression; its codec, None for none; how many records.
+    """The sizes of a block in bytes (stored, uncompressed, and its uncompressed keys with their offsets), its
+    codec (None if uncompressed), and its number of records.
     """
 
     stored: int
@@ -214,10 +210,10 @@ class BlockSize:
 
 
 def size_of(block: pa.Buffer) -> BlockSize:
-    """Found from the block's metadata, and eight bytes of each compressed buffer; nothing is decoded.
+    """Read from the block's metadata and eight bytes of each compressed buffer. Nothing is decoded.
 
     Raises:
-        ValueError: it is no block. Its checksum need not have been compared.
+        ValueError: The bytes are not a block. Their checksum need not have been verified.
     """
     data = memoryview(block)
     try:
@@ -238,14 +234,14 @@ def size_of(block: pa.Buffer) -> BlockSize:
         else:
             sizes = [stored for _, stored in places]
     except (IndexError, OverflowError) as e:
-        raise ValueError("These bytes are no record batch.") from e
+        raise ValueError("not an Arrow record batch") from e
     return BlockSize(
         len(data), body + sum(-(-n // 8) * 8 for n in sizes), sum(sizes[_KEY_BUFFERS]), codec, records
     )
 
 
 def _raw(data: memoryview, place: int, length: int) -> int:
-    """A compressed buffer begins with its length without compression, or with -1 where it has none."""
+    """A compressed buffer begins with its uncompressed length, or with -1 if it is not compressed."""
     if length == 0:
         return 0
     said = _number(data, place, 8)
@@ -260,7 +256,7 @@ def _number(data: memoryview, place: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of a flatbuffer. Places are absolute; that of a field which is not there is 0."""
+    """A table of a flatbuffer. Positions are absolute; the position of a missing field is 0."""
 
     data: memoryview
     place: int
@@ -286,6 +282,6 @@ class _Table:
         return _Table(self.data, self._follow(number))
 
     def vector(self, number: int) -> tuple[int, int]:
-        """Where its first element is, and how many there are."""
+        """The position of its first element, and the number of elements."""
         place = self._follow(number)
         return place + 4, _number(self.data, place, 4)

@@ -1,4 +1,4 @@
-"""Reading a segment: the blocks that count, their checksums compared before Arrow sees a byte."""
+"""Reads the committed blocks of a segment. Checksums are verified before Arrow reads the bytes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from keyfold.statestore.segment.block import (
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
 _KEY_NAMES: Final = ["offset", "key"]
-_REMEDY: Final = "restore from a snapshot or a copy; `keyfold verify` lists everything that is damaged"
+_REMEDY: Final = "restore from a snapshot or a copy; `keyfold verify` lists all damage"
 
 
 class SegmentReader:
-    """Reads the records of one segment that count, comparing checksums before Arrow sees a byte."""
+    """Reads the committed records of one segment, and verifies checksums before Arrow reads the bytes."""
 
     def __init__(self, files: Files, directory: Path, segment: Segment) -> None:
         self.segment = segment
@@ -44,22 +44,22 @@ class SegmentReader:
 
     @property
     def mapped(self) -> tuple[int, int]:
-        """The addresses between which batches of uncompressed blocks lie; they stay valid with the batch."""
+        """The address range of batches of uncompressed blocks. It is valid as long as the batch."""
         return (0, 0) if self._data is None else (self._data.address, self._data.address + self._data.size)
 
     def batches(
         self, from_offset: int = 0, to_offset: int | None = None, *, keys_only: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Records with `from_offset` <= offset < `to_offset`, block by block, cut to the asked offsets.
+        """Records with `from_offset` <= offset < `to_offset`, block by block, cut to these offsets.
 
-        A reader that is asked again for a block compares its checksum no second time: the bytes are mapped.
+        A reader verifies the checksum of a block only once: the bytes are mapped.
 
         Args:
-            keys_only: the columns `offset` and `key` only.
+            keys_only: Read only the columns `offset` and `key`.
 
         Raises:
-            Damaged: bytes that count do not match their checksum.
-            ViewExpired: the file is not there any more.
+            Damaged: Committed bytes do not match their checksum.
+            ViewExpired: The file no longer exists.
         """
         segment = self.segment
         to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
@@ -72,7 +72,7 @@ class SegmentReader:
             if stream is not None:
                 batch = next(stream)
             else:
-                # Nothing of a block that is not compressed has to be copied, so all of it is as quick.
+                # An uncompressed block is not copied, so reading all its columns costs the same.
                 batch = decode(block)
                 self._compressed = not _lies_in(batch, block)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
@@ -82,8 +82,8 @@ class SegmentReader:
                 yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
 
     def _stream(self, block: pa.Buffer, *, keys_only: bool) -> Iterator[pa.RecordBatch]:
-        """This block and those behind it, in place of those that `_blocks` gives at the same time: each is
-        asked for when its checksum was compared. Raises as `batches`.
+        """Decodes this block and the following ones, in step with `_blocks`: each is requested after its
+        checksum was verified. Raises the same errors as `batches`.
         """
         self._check_header()
         data = self._slice(0, self.segment.size)
@@ -102,7 +102,7 @@ class SegmentReader:
             yield batch
 
     def sizes(self) -> Iterator[BlockSize]:
-        """The size of each block; its bytes are not read for that. Raises as `batches`."""
+        """The size of each block, without reading its data. Raises the same errors as `batches`."""
         blocks: Iterable[pa.Buffer] = self._blocks(self.segment.base, self.segment.next)
         if self.segment.sealed:
             blocks = (self._slice(int(e["position"]), int(e["length"])) for e in self.index())
@@ -110,10 +110,10 @@ class SegmentReader:
             try:
                 yield size_of(block)
             except ValueError as e:
-                raise self._damaged("a block", "a record batch", "other bytes") from e
+                raise self._damaged("a block", "an Arrow record batch", "other bytes") from e
 
     def verify(self) -> None:
-        """Compare every checksum of the segment, its schema message included. Raises `Damaged`."""
+        """Verify every checksum of the segment and its schema message. Raises `Damaged`."""
         self._check_header()
         for batch in self.batches(self.segment.base):
             batch.validate(full=True)
@@ -148,12 +148,12 @@ class SegmentReader:
                 yield data.slice(position, length)
 
     def index(self) -> npt.NDArray[np.void]:
-        """The entries of a sealed segment's index, compared with the CRC32C that the manifest has."""
+        """The index entries of a sealed segment, verified with the CRC32C in the manifest."""
         data = self._read_index()
         found = crc32c(data)
         if found != self.segment.index_crc:
             raise Damaged(
-                "An index does not match the checksum in the manifest.",
+                "The segment index does not match its checksum in the manifest.",
                 path=self._index_path,
                 position="byte 0",
                 expected=f"crc32c {self.segment.index_crc:08x}",
@@ -163,7 +163,7 @@ class SegmentReader:
         magic, version, _, size, count, _, _ = INDEX_HEADER.unpack_from(data)
         if magic != INDEX_MAGIC or size != self.segment.size:
             raise Damaged(
-                "An index belongs to another segment.",
+                "The segment index belongs to another segment.",
                 path=self._index_path,
                 position="byte 0",
                 expected=f"{INDEX_MAGIC!r} for {self.segment.size} bytes",
@@ -172,7 +172,7 @@ class SegmentReader:
             )
         if version > FORMAT_VERSION:
             raise FormatTooNew(
-                "An index was written by a later version of keyfold.", path=self._index_path,
+                "The segment index was written by a later version of keyfold.", path=self._index_path,
                 expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
             )  # fmt: skip
         return np.frombuffer(data, ENTRY, count, INDEX_HEADER.size)
@@ -203,15 +203,16 @@ class SegmentReader:
 
     def _damaged(self, position: str, expected: str, found: str) -> Damaged:
         return Damaged(
-            "Bytes of a segment that were committed are not as they were written.",
+            "Committed bytes of a segment are damaged.",
             path=self.path, position=position, expected=expected, found=found, remedy=_REMEDY,
         )  # fmt: skip
 
     def _gone(self, path: Path) -> ViewExpired:
         return ViewExpired(
-            "A file that this view names is not there any more.", path=path,
-            expected="the file, kept while a reader's view or lease needs it", found="no such file",
-            remedy="open the changelog again; if that fails too, the file was lost: restore from a snapshot",
+            "A file of this view no longer exists.", path=path,
+            expected="the file, which is kept while a view or lease of a reader needs it",
+            found="no such file",
+            remedy="open the changelog again; if that also fails, the file is lost: restore from a snapshot",
         )  # fmt: skip
 
 

@@ -1,14 +1,14 @@
-"""Segments: files of consecutive blocks, and what vouches for their bytes.
+"""Writes segment files: consecutive blocks, and the checksums that protect their bytes.
 
-A segment is an Arrow IPC stream: the schema message, blocks, and once it is sealed the end-of-stream mark.
-What counts of it is said by a `Segment`, which the manifest keeps. A segment is vouched for in one of two
+A segment is an Arrow IPC stream: the schema message, the blocks, and once it is sealed the end-of-stream
+mark. A `Segment` in the manifest says which of its bytes are committed. They are protected in one of two
 ways:
 
-- by **marks**, while it is active and after a crash: each mark says that the CRC32C of bytes [0, position) is
-  `crc`, so the bytes between two marks are checked by going on from the first mark's CRC. Marks can be
-  thinned out at will.
-- by its **index**, once it is sealed: one entry per block with its own CRC32C; the index's CRC32C is in the
-  manifest.
+- by **marks**, while the segment is active and after a crash. Each mark holds the CRC32C `crc` of the bytes
+  [0, position), so the bytes between two marks are verified by continuing from the first mark's CRC. Marks
+  can be dropped freely.
+- by its **index**, once the segment is sealed: one entry per block with its own CRC32C. The CRC32C of the
+  index is in the manifest.
 
 The index:
 
@@ -58,7 +58,7 @@ _ENTRY_PACK: Final = struct.Struct("<qqqqqII")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Bytes [0, position) of a segment have this CRC32C and hold the records below `next_offset`."""
+    """The bytes [0, position) of a segment have this CRC32C and hold the records below `next_offset`."""
 
     position: int
     next_offset: int
@@ -67,16 +67,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What counts of one segment file. It covers the offsets [base, next), with gaps once it was compacted.
+    """The committed part of one segment file. It covers the offsets [base, next), with gaps after compaction.
 
     Attributes:
-        name: file name in the partition's directory.
-        size: bytes that count; anything behind them is dead.
-        records: how many there are, of which `tombstones` are deletes.
-        max_timestamp: largest record timestamp in ms, -1 without records.
-        created_ms: when the first record was appended (`segment.ms`, `max.compaction.lag.ms`).
-        index_crc: CRC32C of the index file, None while marks vouch.
-        marks: for a segment without index; the first is behind the schema message.
+        name: File name in the partition's directory.
+        size: Number of committed bytes; bytes after them are ignored.
+        records: Number of records, of which `tombstones` are deletes.
+        max_timestamp: Largest record timestamp in ms; -1 without records.
+        created_ms: When the first record was appended (`segment.ms`, `max.compaction.lag.ms`).
+        index_crc: CRC32C of the index file; None while the segment has marks.
+        marks: For a segment without an index. The first mark is after the schema message.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One encoded block on its way into a segment. `data` is an Arrow buffer or anything like bytes."""
+    """One encoded block to be appended to a segment. `data` is an Arrow buffer or bytes-like."""
 
     data: Data
     base: int
@@ -122,8 +122,8 @@ def block_of(batch: pa.RecordBatch, data: Data) -> Block:
     )
 
 
-#: Behind so many unsynced bytes a sync is begun in the background, so that the disk works while blocks are
-#: made.
+#: After this many unsynced bytes a sync starts in the background, so that the disk works while blocks are
+#: encoded.
 _EARLY_SYNC_BYTES: Final = 16 << 20
 
 
@@ -137,9 +137,7 @@ os.register_at_fork(after_in_child=_early_syncs.cache_clear)
 
 
 class SegmentWriter:
-    """Appends blocks to one new segment file. The caller says when to sync, and what became part of a
-    commit.
-    """
+    """Appends blocks to one new segment file. The caller decides when to sync and what is committed."""
 
     def __init__(self, files: Files, directory: Path, name: str, base: int, now_ms: int) -> None:
         self._files = files
@@ -155,13 +153,13 @@ class SegmentWriter:
             files.close(self._file)
             raise
         start = Mark(len(STREAM_HEADER), base, self._crc)
-        #: what was appended so far, whether committed or not
+        #: everything appended so far, committed or not
         self.segment = Segment(name, base, base, start.position, 0, 0, -1, now_ms, None, (start,))
 
     def append(self, blocks: Sequence[Block], next_offset: int) -> Segment:
-        """Write blocks one after the other; returns the segment with its first mark and one after these.
+        """Append blocks. Returns the segment with its first mark and a mark after these blocks.
 
-        `next_offset`: one past their last record.
+        `next_offset` is one past their last record.
         """
         before = self.segment
         position, crc = before.size, self._crc
@@ -182,7 +180,7 @@ class SegmentWriter:
         if self._unsynced >= _EARLY_SYNC_BYTES and (self._early is None or self._early.done()):
             self._settle()
             self._early, self._unsynced = _early_syncs().submit(self._files.sync, self._file), 0
-        # The manifest keeps those between: here their number would make every append cost more.
+        # The manifest keeps the marks between: keeping them here would make every append more expensive.
         marks = (before.marks[0], Mark(position, next_offset, crc))
         self.segment = Segment(
             before.name, before.base, next_offset, position, records, tombstones, newest, before.created_ms,
@@ -191,9 +189,7 @@ class SegmentWriter:
         return self.segment
 
     def sync(self) -> None:
-        """Everything appended so far survives a power loss. Raises `OSError`, also of a sync begun
-        earlier.
-        """
+        """Make everything appended so far durable. Raises `OSError`, also from a sync started earlier."""
         self._settle()
         self._files.sync(self._file)
         self._unsynced = 0
@@ -204,10 +200,10 @@ class SegmentWriter:
             early.result()
 
     def seal(self, committed: Segment) -> Segment:
-        """End the stream behind what was committed, write and sync index and file; returns the sealed
-        segment.
+        """End the stream after the committed bytes, then write and sync the index and the file. Returns the
+        sealed segment.
 
-        Bytes of an abandoned batch behind `committed.size` are cut off: no reader can name them.
+        Bytes of an abandoned batch after `committed.size` are truncated: no reader references them.
         """
         self._settle()
         if self._file.position > committed.size:
@@ -233,13 +229,11 @@ class SegmentWriter:
         )
 
     def abandon(self, committed: Segment | None) -> None:
-        """Stop appending. Bytes behind `committed` go, the whole file goes where nothing of it was
-        committed.
-        """
+        """Stop appending. Truncates bytes after `committed`; removes the file if nothing was committed."""
         try:
             self._settle()
             if committed is None:
-                # In a directory that was made again, another writer may have a file of that name.
+                # In a directory that was created again, another writer may have a file with this name.
                 if self._files.is_in_place(self._file):
                     self._files.unlink(self._file.path)
             elif self._file.position > committed.size:
@@ -254,7 +248,7 @@ class SegmentWriter:
 
 
 def encode_index(segment_bytes: int, blocks: npt.NDArray[np.void]) -> bytes:
-    """The bytes of an index file, see the ruler at the top of the module."""
+    """The bytes of an index file, in the layout at the top of the module."""
     head = INDEX_HEADER.pack(
         INDEX_MAGIC, FORMAT_VERSION, 0, segment_bytes, len(blocks), len(STREAM_HEADER), crc32c(STREAM_HEADER)
     )
@@ -262,7 +256,7 @@ def encode_index(segment_bytes: int, blocks: npt.NDArray[np.void]) -> bytes:
 
 
 def write_index(files: Files, path: Path, index: bytes) -> None:
-    """A new index file, synced; the directory is synced by the caller."""
+    """Write and sync a new index file. The caller syncs the directory."""
     file = files.create(path)
     try:
         files.append(file, [index])

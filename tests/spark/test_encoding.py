@@ -340,7 +340,7 @@ def test_the_value_is_what_the_column_lists_say_and_keys_are_always_there(spark:
         ({"keys": "word", "except_column_list": ["zzz"]}, "one of word, count, at"),
         ({"keys": "word", "column_list": ["at"], "except_column_list": ["count"]}, "exclude each other"),
         ({"keys": "word", "except_column_list": ["word"]}, "cannot be left out"),
-        ({"keys": "word", "value_format": "raw"}, "cannot be written in this format"),
+        ({"keys": "word", "value_format": "raw"}, "Format does not fit the columns"),
         ({"keys": "word", "value_format": "avro"}, "no such value_format"),
         ({}, "keys="),
         ({"column_list": ["at"]}, "keys="),

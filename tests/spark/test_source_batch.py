@@ -191,7 +191,7 @@ def test_damage_is_never_served(read: Callable[[], DataFrameReader], path: Path)
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(PythonException, match="committed are not as they were written"):
+    with pytest.raises(PythonException, match="Committed bytes of a segment are damaged"):
         read().load(str(path)).collect()
 
 

@@ -289,7 +289,7 @@ def test_a_path_that_is_a_file_is_unusable(directory: Path) -> None:
 def test_a_store_that_is_open_already_is_unusable_here_and_in_another_process(directory: Path) -> None:
     with LastValues.open(directory, IDENTITY) as store:
         apply(store, records_from(0, (b"a", b"1")))
-        with pytest.raises(StoreUnusable, match="open in this process already"):
+        with pytest.raises(StoreUnusable, match="already open in this process"):
             LastValues.open(directory, IDENTITY)
         other = subprocess.run(
             [sys.executable, "-c", OPEN, str(directory)], capture_output=True, text=True, check=False

@@ -288,7 +288,7 @@ def test_a_type_that_cannot_be_kept_is_refused_by_path_with_a_remedy(kind: Any, 
 
 @pytest.mark.parametrize("kind", [map_of("string", "long"), array(map_of("string", "long")), "void"], ids=str)
 def test_a_key_cannot_hold_a_map_or_only_nulls(kind: Any) -> None:
-    with pytest.raises(SchemaMismatch, match="A key cannot hold"):
+    with pytest.raises(SchemaMismatch, match="A key cannot contain"):
         columns(field("k", kind), key_format="json")
     columns(field("v", kind))
 
@@ -317,11 +317,11 @@ def test_a_collated_string_is_kept_in_a_value_and_refused_in_any_key() -> None:
 
 
 def test_fields_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one name"):
+    with pytest.raises(ConfigError, match="the same name"):
         columns(field("a", "long"), field("a", "string"))
     twice = struct(x="long")
     twice["fields"] *= 2
-    with pytest.raises(SchemaMismatch, match="one name"):
+    with pytest.raises(SchemaMismatch, match="the same name"):
         columns(field("a", twice))
 
 
@@ -483,7 +483,7 @@ def test_a_raw_value_takes_no_second_column_and_the_remedy_says_why() -> None:
     schema = {"type": "struct", "fields": [field("k", "string"), field("a", "string")]}
     raw = Columns(schema, ("k",), "raw", "raw")
     both = columns(field("k", "string"), field("a", "string"), field("b", "string"))
-    with pytest.raises(SchemaMismatch, match="begin a new changelog with value_format"):
+    with pytest.raises(SchemaMismatch, match="create a new changelog with value_format"):
         raw.accepts(both)
     with pytest.raises(SchemaMismatch, match='give value_format="json"'):
         columns(field("k", "string"), field("a", "string")).accepts(raw)

@@ -206,7 +206,7 @@ def test_a_block_whose_records_do_not_count_from_zero_is_not_placed(offsets: lis
     keys, headers = pa.array([b"a", b"b"], pa.binary()), pa.nulls(2, HEADERS_TYPE)
     times = pa.array([0, 0], pa.timestamp("ms"))
     block = encode(record_batch(np.array(offsets, np.int64), times, keys, keys, headers))
-    with pytest.raises(BadRecord, match="count its records from 0"):
+    with pytest.raises(BadRecord, match="do not start at 0"):
         rebase(block, 7)
 
 
