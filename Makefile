@@ -12,12 +12,13 @@ MAKEFLAGS += --no-print-directory
 DEMO := .venv-demo
 TEST := .venv-test
 LOWEST := .venv-lowest
+DOCS := .venv-docs
 DELTA := .venv-delta
 KAFKA := .kafka-jars
 CONNECTOR := .kafka-jars-spark
 STREAMS := .kafka-jars-streams
 
-# The file that says an environment is complete, by Python version: PYTHON=python3.12 makes them anew.
+# The file that says an environment is complete, by Python version: PYTHON=python3.12 makes new ones.
 INSTALLED := installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
 # Two processes: each shares a Spark session among some of its tests.
@@ -26,7 +27,7 @@ PARALLEL := -n 2 --dist loadgroup
 PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 
-.PHONY: help setup demo demo-kafka test lint types format soak bench wheel test-lowest clean check-python check-java
+.PHONY: help setup demo demo-kafka test lint types format soak bench wheel docs test-lowest clean check-python check-java
 
 help:  ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 16
@@ -72,18 +73,22 @@ wheel: $(TEST)/$(INSTALLED)  ## Build the wheel into dist/
 	$(TEST)/bin/python -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
 	@rm -rf build && ls dist
 
+docs: $(DOCS)/$(INSTALLED)  ## Build the documentation as a site into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build $(PIP_QUIET) $(ARGS)
+	@echo "The site is at build/site/index.html"
+
 clean:  ## Remove environments, caches, builds, and var/, where the examples write
 	rm -rf .venv-* $(KAFKA)* build dist var *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------
 # The file $(INSTALLED) is written last: an environment whose set-up was interrupted, that is older than
-# pyproject.toml, or that another Python made, is brought up to date or made anew.
+# pyproject.toml, or that another Python made, is brought up to date or replaced.
 
 # $(1) the environment, $(2) what else pip is told. Compiling every module took a third of the time, and few of them are
 # ever imported.
 define install
-	@echo "Setting up $(1): PySpark alone is 450 MB, so the first time takes a few minutes."
+	@echo "Setting up $(1). The first time takes a few minutes; PySpark alone is 450 MB."
 	@$(call same_python,$(1)) || $(PYTHON) -m venv --clear $(1) || { \
 		echo "ERROR: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
 		rm -rf $(1); exit 1; }
@@ -112,6 +117,11 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python \
 		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77' \
 		'fsspec==2024.2' 'moto[server]' 'polars==1.20'
+	@touch $@
+
+# Only to build the site: neither Spark nor the tools of the tests.
+$(DOCS)/$(INSTALLED): pyproject.toml | check-python
+	$(call install,$(DOCS),-e . 'mkdocs>=1.6$(COMMA)<2' 'mkdocs-material>=9.5$(COMMA)<10' 'mkdocstrings[python]>=1$(COMMA)<2')
 	@touch $@
 
 # Jars from Maven Central: of a Kafka broker, of Spark's Kafka source, of Kafka Streams. Without them their tests are

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
+import keyfold
+from keyfold import errors
 from support import documents
-from support.documents import Block, DocumentError, blocks_of, check, commands_of, output_matches
+from support.documents import (
+    Block,
+    DocumentError,
+    blocks_of,
+    broken_links,
+    check,
+    commands_of,
+    missing_paths,
+    output_matches,
+)
+from support.rules import FOLDERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -21,8 +34,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 WritePage: TypeAlias = Callable[[str], Path]
 
 
-def run_page(page: Path, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page as the tests do: a process of its own, in an empty directory, `keyfold` on the PATH."""
+def run_pages(pages: Sequence[Path], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run pages as the tests do: a process of their own, in an empty directory, `keyfold` on the PATH."""
     directory.mkdir(exist_ok=True)
     environment = {
         **os.environ,
@@ -30,24 +43,69 @@ def run_page(page: Path, directory: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": str(ROOT / "tests"),
     }
     return subprocess.run(
-        [sys.executable, "-m", "support.documents", str(page)],
+        [sys.executable, "-m", "support.documents", *map(str, pages)],
         cwd=directory,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=1100,
     )
 
 
-def _page(path: Path) -> object:
-    marks = [pytest.mark.spark] if any(block.uses_spark() for block in blocks_of(path)) else []
-    return pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
+def run_page(page: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    return run_pages([page], directory)
 
 
-@pytest.mark.parametrize("page", [_page(path) for path in PAGES if path.exists()])
+WITH_SPARK = [page for page in PAGES if any(block.uses_spark() for block in blocks_of(page))]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.spark
+def test_every_block_of_the_pages_with_spark_runs(tmp_path: Path) -> None:
+    """In one process: a session takes longer to start than most pages take to run."""
+    done = run_pages(WITH_SPARK, tmp_path / "work")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in WITH_SPARK], ids=_name)
 def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     done = run_page(page, tmp_path / "work")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=_name)
+def test_every_link_and_path_of_the_page_leads_to_something(page: Path) -> None:
+    assert broken_links(page) == []
+    assert missing_paths(page) == []
+
+
+def test_contributing_names_only_what_exists() -> None:
+    assert missing_paths(ROOT / "CONTRIBUTING.md", every=True) == []
+
+
+def test_contributing_knows_every_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    packages = {init.parent for folder in FOLDERS for init in (ROOT / folder).glob("*/__init__.py")}
+    assert [name for name in sorted(map(_name, packages)) if f"`{name}/`" not in text] == []
+
+
+def test_every_page_is_on_the_site() -> None:
+    """`make docs` would say so too, but does not run here."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = set(re.findall(r": ([\w/-]+\.md)$", nav, re.MULTILINE))
+    docs = ROOT / "docs"
+    assert listed == {str(page.relative_to(docs)) for page in PAGES if page.is_relative_to(docs)}
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    listed = set(re.findall(r"^::: keyfold\.([\w.]+)$", text, re.MULTILINE))
+    public = {name for name in keyfold.__all__ if not name.startswith("_")} - {"errors"}
+    assert public - listed == {"open"}, "`open` is Changelog.open"
+    assert {f"errors.{name}" for name in errors.__all__} <= listed
 
 
 def test_the_readme_shows_python_and_commands() -> None:
@@ -166,6 +224,27 @@ def test_a_block_that_needs_what_is_not_here_is_checked_and_not_run(write: Write
         check(Block(Path("page.md"), 2, "python", "x = 1", {"needs": "redis"}))
 
 
+def test_links_and_paths_that_lead_nowhere_are_found(write: WritePage, tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A title, with a comma\n")
+    page = write(
+        "[a](there.md) [b](there.md#a-title-with-a-comma) [c](there.md#other) [d](gone.md) [e](https://f.org)\n"
+        "`sink/base.py` `sink/b*.py` `sink/gone.py` `work/x` `gone.py` `make test`\n"
+        "'''text\n`sink/never.py`\n'''\n"
+    )
+    assert broken_links(page) == ["there.md#other", "gone.md"]
+    assert missing_paths(page) == ["sink/gone.py"]
+    assert missing_paths(page, every=True) == ["sink/gone.py", "work/x", "gone.py"]
+
+
+def test_pages_of_one_process_share_nothing_but_the_session(write: WritePage, tmp_path: Path) -> None:
+    first = write("'''python\nx = 1\nopen('left', 'w').close()\n'''\n").rename(tmp_path / "first.md")
+    second = write("'''python\nimport os\nassert os.listdir() == []\nassert 'x' not in globals()\n'''\n")
+    done = run_pages([first, second], tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    bad = write("'''python\n1 / 0\n'''\n")
+    assert run_pages([bad, first], tmp_path / "other").returncode == 1
+
+
 def test_a_block_without_an_end_is_an_error(write: WritePage) -> None:
     with pytest.raises(DocumentError, match="no end"):
         blocks_of(write("'''python\nx = 1\n"))
@@ -201,6 +280,7 @@ def test_the_makefile_has_the_targets_that_people_are_told_of() -> None:
         "soak",
         "bench",
         "wheel",
+        "docs",
         "clean",
         "help",
     } <= documents.make_targets()

@@ -212,7 +212,7 @@ class LogConfig:
                     found=repr(name),
                     remedy="use that name, if it is what you mean"
                     if near
-                    else "see the table of settings in the README",
+                    else "`keyfold config PATH` shows all settings",
                 )
             try:
                 checked[known[name].name] = known[name].metadata["parse"](value)

@@ -14,8 +14,11 @@ Commands are run or checked by the first rule that fits: `keyfold …` is run; `
 the Makefile; `pip install …` must name extras of this project; `python FILE` must name a file of the
 repository. Anything else, and a block without a language, is an error: nothing is passed over in silence.
 
-Each page has a process of its own that starts in an empty directory, and with it a JVM that does: Spark
-resolves relative paths by the JVM's working directory, which `os.chdir` does not change.
+The pages of one process share a Spark session. Each begins with a namespace of its own and an empty working
+directory: what the page before has written is removed. The process starts in that directory, and with it the
+JVM, because Spark resolves relative paths by the JVM's working directory, which `os.chdir` does not change.
+
+Links and paths are checked too: see `broken_links` and `missing_paths`.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -218,18 +223,14 @@ def _lacks(block: Block) -> bool:
     return unavailable() is not None
 
 
-def run(path: Path) -> None:
+def run(path: Path, spark: SparkSession | None = None) -> None:
     """Check all blocks of a page, then run them in the current directory."""
     blocks = blocks_of(path)
     for block in blocks:
         check(block)
     namespace: Namespace = {"__name__": "__main__"}
-    session: SparkSession | None = None
-    if any(block.uses_spark() for block in blocks):
-        # Imported only here: most pages need no Spark, and the import takes a second.
-        from support.session import spark_session
-
-        namespace["spark"] = session = spark_session(Path.cwd().with_name(Path.cwd().name + "-spark"))
+    if spark is not None:
+        namespace["spark"] = spark
     try:
         for block in blocks:
             if _lacks(block):
@@ -240,11 +241,92 @@ def run(path: Path) -> None:
                 for command in commands_of(block):
                     run_command(block, command)
     finally:
-        if session is not None:
-            for query in session.streams.active:
+        if spark is not None:
+            for query in spark.streams.active:
                 query.stop()
+
+
+def run_all(pages: Sequence[Path]) -> list[Path]:
+    """Run the pages one after the other. Returns those that failed; their tracebacks go to standard error."""
+    failed: list[Path] = []
+    session: SparkSession | None = None
+    if any(block.uses_spark() for page in pages for block in blocks_of(page)):
+        # Imported only here: most pages need no Spark, and the import takes a second.
+        from support.session import spark_session
+
+        session = spark_session(Path.cwd().with_name(Path.cwd().name + "-spark"))
+    try:
+        for page in pages:
+            try:
+                run(page, session)
+            except Exception:
+                traceback.print_exc()
+                failed.append(page)
+            if page != pages[-1]:
+                _empty(Path.cwd())
+    finally:
+        if session is not None:
             session.stop()
+    return failed
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+# -- links and paths ------------------------------------------------------------------------------
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*/?")
+_SUFFIXES = (".py", ".md", ".toml", ".yml", ".java", ".sh")
+
+
+def _prose(path: Path) -> str:
+    """A page without its blocks."""
+    text, inside = [], False
+    for line in path.read_text().splitlines():
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif not inside:
+            text.append(line)
+    return "\n".join(text)
+
+
+def _anchors(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", _prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path) -> list[str]:
+    """The links of a page to files or headings that do not exist. Links to other hosts are not checked."""
+    broken = []
+    for link in _LINK.findall(_prose(path)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    return broken
+
+
+def missing_paths(path: Path, *, every: bool = False) -> list[str]:
+    """The paths in backticks that the repository does not have; `*` matches anything.
+
+    Args:
+        every: check everything that looks like a path, not only what begins with a folder of the repository.
+    """
+    missing = []
+    for code in _CODE.findall(_prose(path)):
+        if _PATH.fullmatch(code) is None:
+            continue
+        inside = "/" in code and (ROOT / code.split("/")[0]).is_dir()
+        if (inside or (every and ("/" in code or code.endswith(_SUFFIXES)))) and not any(ROOT.glob(code)):
+            missing.append(code)
+    return missing
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    sys.exit(1 if run_all([Path(page) for page in sys.argv[1:]]) else 0)

@@ -34,7 +34,7 @@ TOP_LEVEL = frozenset(
         *FOLDERS,
         *("examples", "tests", "docs", "benchmarks"),
         *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml"),
-        *(".ci", ".gitignore", "src"),
+        *(".ci", ".gitignore", "mkdocs.yml", "src"),
     }
 )
 
