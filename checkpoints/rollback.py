@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keyfold.checkpoints.cleaner.manager import CleanerManager
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.log.rewrite import discard_segments, rewrite_segments
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.resolve import At, resolve_commit
@@ -19,6 +18,7 @@ from keyfold.checkpoints.manifest.segment_lines import segment_line
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.segment.reader import read_segments
 from keyfold.statestore.segment.writer import Segment, SegmentWriter
 
 
@@ -79,6 +79,6 @@ def _cut(
     if not out or out[0].base >= end:
         return out, []
     directory = filenames.partition(writer.root, number)
-    kept = reader.read_segments(writer.files, directory, (out[0],), out[0].base, end)
+    kept = read_segments(writer.files, directory, (out[0],), out[0].base, end)
     cut = (replace(out[0], next=end),)
     return out, rewrite_segments(writer, number, cut, kept, lambda size: None, made)

@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
 from keyfold.statestore.files import Files
 from keyfold.statestore.keys.buffers import Bools, Ints
 from keyfold.statestore.kv.api import RecordStore
+from keyfold.statestore.segment.reader import read_segments
 
 #: So many records at least are gone over in one batch, in all partitions together, if so many are old enough;
 #: and twice as many as came in since the last time, so that the cursors keep up whatever the rate.
@@ -95,7 +95,7 @@ class Sweeper:
                     continue
                 scan = _Scan(p, cursor, prefixes, ttl_ms, now_ms, max(least, 2 * came[number]))
                 directory = filenames.partition(self._root, number)
-                log = reader.read_segments(self._files, directory, p.segments, scan.offset, p.end)
+                log = read_segments(self._files, directory, p.segments, scan.offset, p.end)
                 found += scan.expired(log, base)
                 cursors[ttl_ms, number] = scan.cursor()
         keys = pa.concat_arrays(found).unique() if found else pa.array([], pa.binary())

@@ -4,6 +4,7 @@
     options          names and values of options, and offsets as JSON
     batch_reader     `spark.read`: one view as a DataFrame
     stream_reader    `spark.readStream`: follow the log, or put a state in once
+    pieces           what a task reads, and imports
     planner          plans, cut into pieces that carry all that a task needs
     leases           what keeps the files of a plan
     offsets          whether a reader may go on from where it is, and how far a trigger goes

@@ -16,8 +16,9 @@ from keyfold.statestore.errors import CompactedAway, ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming import offsets
 from keyfold.streaming.options import LATEST, Options
-from keyfold.streaming.planner import Piece, Planner
-from keyfold.streaming.rows import Rows, arrow_schema
+from keyfold.streaming.pieces import Piece, PieceReader
+from keyfold.streaming.planner import Planner
+from keyfold.streaming.rows import Rows
 
 
 class KeyfoldReader(DataSourceReader):
@@ -29,8 +30,7 @@ class KeyfoldReader(DataSourceReader):
     def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
         options.check_kind("batch")
         self._options = options
-        self._rows = rows
-        self._schema = schema
+        self._tasks = PieceReader(rows, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The pieces of the newest durable view.
@@ -80,15 +80,12 @@ class KeyfoldReader(DataSourceReader):
         return [piece for piece in planner.log_pieces(state, begin, end) if piece.partition in chosen]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece, in a task."""
-        return rows_of(partition, self._rows, self._schema)
+        """The rows of one piece."""
+        return self._tasks.read(partition)
 
-
-def rows_of(partition: InputPartition, rows: Rows, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The rows of one piece as Arrow batches; none for a plan without pieces."""
-    if not isinstance(partition, Piece):
-        return iter(())
-    return rows.batches(partition.records(LOCAL), partition.partition, arrow_schema(schema))
+    def __reduce__(self) -> tuple[type[PieceReader], tuple[Rows, StructType]]:
+        """Tasks get a `PieceReader`: they import nothing of planning."""
+        return self._tasks.__reduce__()
 
 
 def _chosen(options: Options, state: State) -> frozenset[int]:

@@ -8,86 +8,24 @@ manifest.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
-
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.checkpoints.log.recovery import View
-from keyfold.checkpoints.log.rereading import state_batches
-from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.state import State
 from keyfold.checkpoints.restore.view_token import ViewToken
-from keyfold.statestore import filenames
-from keyfold.statestore.errors import ConfigError, KeyfoldError, ViewExpired
+from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.writer import Segment
 from keyfold.streaming import leases
-from keyfold.streaming.leases import Lease, LeaseRenewer
+from keyfold.streaming.leases import Lease
+from keyfold.streaming.pieces import Piece
 
 #: A piece of a log is about this many bytes of segments.
 _PIECE_BYTES: Final = 32 << 20
-
-
-@dataclass(frozen=True)
-class Piece(InputPartition):
-    """One task's part: the records of one partition with `begin` <= offset < `end`, folded or as in the log.
-
-    Attributes:
-        uuid: of the changelog that was planned on.
-        segments: those that hold them, in offset order.
-        unique_below: folded, no two records below that offset have the same key.
-    """
-
-    root: Path
-    uuid: str
-    partition: int
-    segments: tuple[Segment, ...]
-    begin: int
-    end: int
-    folded: bool
-    lease: Lease | None
-    unique_below: int = 0
-
-    def records(self, files: Files) -> Iterator[pa.RecordBatch]:
-        """The piece's records as Arrow batches; the lease is kept alive meanwhile.
-
-        Raises:
-            ViewExpired: a file is gone, or the directory holds another changelog now.
-            Damaged: bytes do not match their checksum.
-        """
-        with LeaseRenewer(files, self.root, self.lease):
-            self._check_same_changelog(files)
-            directory = filenames.partition(self.root, self.partition)
-            try:
-                if self.folded:
-                    yield from state_batches(files, directory, self.segments, self.end, self.unique_below)
-                else:
-                    yield from reader.read_segments(files, directory, self.segments, self.begin, self.end)
-            except ViewExpired as e:
-                raise self._expired(e, e.expected, e.found) from e
-
-    def _check_same_changelog(self, files: Files) -> None:
-        try:
-            found = read_identity(files, self.root).uuid
-        except KeyfoldError as e:
-            raise self._expired(e, f"the changelog {self.uuid}", e.found) from e
-        if found != self.uuid:
-            raise self._expired(None, f"the changelog {self.uuid}", f"the changelog {found}")
-
-    def _expired(self, e: KeyfoldError | None, expected: object, found: object) -> ViewExpired:
-        return ViewExpired(
-            "What this DataFrame was planned to read is not there any more.",
-            path=self.root if e is None else e.path,
-            position=f"partition {self.partition}, offsets {self.begin} to {self.end}",
-            expected=expected, found=found,
-            remedy="load the DataFrame again, or start the stream again; raise the option viewTimeoutMs "
-            "where more time passes between planning and reading",
-        )  # fmt: skip
 
 
 class Planner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -24,8 +24,10 @@ from pyspark.sql.types import (
 
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.schema import spark_types
-from keyfold.statestore.schema.columns import Columns
-from keyfold.streaming.options import Mode
+
+if TYPE_CHECKING:
+    from keyfold.statestore.schema.columns import Columns
+    from keyfold.streaming.options import Mode
 
 #: Kafka's timestamp type 0 is CreateTime: the time that the record was given by whoever made it.
 _CREATE_TIME: Final = 0

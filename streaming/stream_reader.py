@@ -1,7 +1,7 @@
 """`spark.readStream.format("keyfold")`: follow a changelog, or put its state in once.
 
 Spark keeps one of these readers in a Python process for the life of the query; each trigger asks it how far
-to read (`latestOffset`) and for the pieces of that (`partitions`). Tasks get a copy, for `read` alone.
+to read (`latestOffset`) and for the pieces of that (`partitions`). Tasks get a `PieceReader`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming import offsets
-from keyfold.streaming.batch_reader import rows_of
 from keyfold.streaming.options import Offsets, Options
-from keyfold.streaming.planner import Piece, Planner
+from keyfold.streaming.pieces import Piece, PieceReader
+from keyfold.streaming.planner import Planner
 from keyfold.streaming.rows import Rows
 
 
@@ -40,8 +40,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
         options.check_kind("stream")
         self._options = options
-        self._rows = rows
-        self._schema = schema
+        self._tasks = PieceReader(rows, schema)
         self._planner = Planner(LOCAL, options.path, options.view_timeout_ms)
         self._planned: tuple[str, list[Piece]] | None = None
         self._ends_on_signal = False
@@ -66,8 +65,12 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise NotImplementedError
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece, in a task."""
-        return rows_of(partition, self._rows, self._schema)
+        """The rows of one piece."""
+        return self._tasks.read(partition)
+
+    def __reduce__(self) -> tuple[type[PieceReader], tuple[Rows, StructType]]:
+        """Tasks get a `PieceReader`: they import nothing of planning."""
+        return self._tasks.__reduce__()
 
     def stop(self) -> None:
         """Give the lease up."""

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from keyfold.checkpoints.compaction.fold import last_per_key
 from keyfold.checkpoints.lastvalues.directories import StoreDirs
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
@@ -30,6 +29,7 @@ from keyfold.statestore.rocksdb.database import Database
 from keyfold.statestore.rocksdb.format import stored_keys
 from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable, apply_together
 from keyfold.statestore.segment.block import RECORD_SCHEMA
+from keyfold.statestore.segment.reader import read_segments
 
 log = logging.getLogger("keyfold")
 
@@ -186,7 +186,7 @@ class KeptStores:
         offset = max(store.applied, p.start)
         reached = store.applied
         directory = filenames.partition(self._followed.root, number)
-        for batch in reader.read_segments(self._followed.files, directory, p.segments, offset, p.end):
+        for batch in read_segments(self._followed.files, directory, p.segments, offset, p.end):
             if batch.num_rows:
                 reached = batch.column("offset")[-1].as_py() + 1
                 yield batch.select(_COLUMNS), reached

@@ -15,8 +15,7 @@ from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import CompactedAway, ConfigError, StorageFailed
 from keyfold.statestore.files import Files
-from keyfold.statestore.segment.reader import SegmentReader
-from keyfold.statestore.segment.writer import Segment
+from keyfold.statestore.segment.reader import read_segments
 
 
 @contextmanager
@@ -31,15 +30,6 @@ def looked_at(root: Path) -> Iterator[None]:
             found=f"{type(e).__name__}: {e.strerror or e}",
             remedy="correct the path, or grant this user the right to read it",
         ) from e  # fmt: skip
-
-
-def read_segments(
-    files: Files, directory: Path, segments: tuple[Segment, ...], offset: int, to: int
-) -> Iterator[pa.RecordBatch]:
-    """Records with `offset` <= offset < `to`, in order. Raises `Damaged`, `ViewExpired`."""
-    for segment in segments:
-        if segment.next > offset and segment.base < to:
-            yield from SegmentReader(files, directory, segment).batches(offset, to)
 
 
 def last_value(files: Files, root: Path, state: State, partition: int, key: bytes) -> bytes | None:

@@ -21,13 +21,15 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from keyfold.checkpoints.log.ownership import Ownership
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.segment.writer import Segment
+
+if TYPE_CHECKING:
+    from keyfold.checkpoints.log.ownership import Ownership
 
 log = logging.getLogger("keyfold")
 

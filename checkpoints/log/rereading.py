@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from keyfold.checkpoints.compaction.fold import last_values
-from keyfold.checkpoints.log.key_filter import Selection
 from keyfold.checkpoints.log.spill import KeySpill
 from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.files import LOCAL, Files, temporary
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
+
+if TYPE_CHECKING:
+    from keyfold.checkpoints.log.key_filter import Selection
 
 #: Maximum bytes of decoded keys in memory, so that a small tail needs no file.
 _HELD_BYTES: Final = 16 << 20
@@ -85,11 +87,16 @@ def state_batches(
 
     `unique_below`: below that offset each key occurs once, see `PartitionState.unique_below`.
     """
-    chosen, below = selection or Selection(), min(unique_below, end)
+    below = min(unique_below, end)
     with Rereading(files, directory, segments) as read:
+
+        def batches(offset: int) -> Iterator[pa.RecordBatch]:
+            found = read.between(offset, end)
+            return found if selection is None else selection.of_batches(found)
+
         yield from last_values(
-            lambda: chosen.of_batches(read.between(0, end)),
+            lambda: batches(0),
             below,
-            dirty=lambda: chosen.of_batches(read.between(below, end)),
+            dirty=lambda: batches(below),
             hold=read.hold,
         )

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from keyfold.checkpoints.log import reader
 from keyfold.checkpoints.log.ownership import journal_epochs, remove_journals_below
 from keyfold.checkpoints.log.reader_marks import now_ms, oldest_view
 from keyfold.checkpoints.log.recovery import View
@@ -33,7 +32,7 @@ from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.block import encode
-from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.reader import SegmentReader, read_segments
 from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
 
 #: So much of a file is read, checked and written at a time.
@@ -267,7 +266,7 @@ class _Taking:
         writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
         with contextlib.closing(writer):
             grown = writer.segment
-            for batch in reader.read_segments(self._source.files, directory, (segment,), segment.base, end):
+            for batch in read_segments(self._source.files, directory, (segment,), segment.base, end):
                 self._check()
                 data = encode(batch, self._identity.config.codec)
                 grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)

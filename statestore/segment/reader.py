@@ -221,3 +221,12 @@ def _lies_in(batch: pa.RecordBatch, block: pa.Buffer) -> bool:
     address: int = batch.column("offset").buffers()[1].address
     low: int = block.address
     return bool(low <= address < low + block.size)
+
+
+def read_segments(
+    files: Files, directory: Path, segments: tuple[Segment, ...], offset: int, to: int
+) -> Iterator[pa.RecordBatch]:
+    """Records with `offset` <= offset < `to`, in order. Raises `Damaged`, `ViewExpired`."""
+    for segment in segments:
+        if segment.next > offset and segment.base < to:
+            yield from SegmentReader(files, directory, segment).batches(offset, to)

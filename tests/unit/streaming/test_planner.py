@@ -16,15 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfold import Changelog
-from keyfold.checkpoints.log.reader import read_segments
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ViewExpired
 from keyfold.statestore.files import LOCAL
+from keyfold.statestore.segment.reader import read_segments
 from keyfold.statestore.segment.writer import Segment
 from keyfold.streaming import leases
 from keyfold.streaming.leases import LeaseRenewer
-from keyfold.streaming.planner import Piece, Planner, pieces_of
+from keyfold.streaming.pieces import Piece
+from keyfold.streaming.planner import Planner, pieces_of
 from support.faults.inject import FailAt, changes
 from support.source import QUIET, Driver, clean, numbered, read_batch, table
 from support.source import leases as lease_files
