@@ -1,7 +1,7 @@
-"""Anchors by hand: a commit gets a name, and its exact state stays restorable until the name is dropped.
+"""Named anchors: a commit gets a name, and its exact state remains restorable until the name is dropped.
 
-The name is a line in the manifest. A cleaner pass that was begun before the line and would fold beyond the
-commit aborts when it publishes, so an anchor that was made is kept.
+The name is a line in the manifest. A cleaner pass that began before the line and would fold across the commit
+aborts when it publishes. So an anchor that was set is always valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
 
 _NAME_CHARACTERS_MAX: Final = 200
-#: `resume` names its anchors so, and lets them go by itself.
+#: Prefix of the anchors that `resume` creates and drops by itself.
 _RESERVED: Final = "resume:"
 
 
@@ -30,29 +30,29 @@ def add_anchor(writer: Writer, name: str, at: At) -> Anchor:
             writer.write_line({"t": "anchor", "name": name, "commit": commit.number, "ends": ends, "app": ""})
         elif before.commit != commit.number:
             raise ConfigError(
-                f"The anchor {name!r} is there already.", path=writer.root, expected="a new name",
+                f"The anchor {name!r} already exists.", path=writer.root, expected="a new name",
                 found=f"an anchor of commit {before.commit}", remedy="drop it first, or choose another name",
             )  # fmt: skip
         return writer.state.anchors[name]
 
 
 def drop_anchor(writer: Writer, name: str) -> Anchor:
-    """Let a commit go, see `Changelog.drop_anchor`."""
+    """Drop an anchor, see `Changelog.drop_anchor`."""
     arguments.text("name", name)
     with writer.exclusive:
         anchor = writer.state.anchors.get(name)
         if anchor is None:
             raise ConfigError(
-                "There is no such anchor.", path=writer.root,
-                expected=", ".join(sorted(writer.state.anchors)) or "no anchor is set", found=repr(name),
-                remedy="name one that exists",
+                f"The anchor {name!r} does not exist.", path=writer.root,
+                expected=", ".join(sorted(writer.state.anchors)) or "an anchor (none is set)",
+                found=repr(name), remedy="name an anchor that exists",
             )  # fmt: skip
         writer.write_line({"t": "unanchor", "name": name})
         return anchor
 
 
 def _check_name(name: str) -> None:
-    """Digits alone would be a commit number to the command; escapes do not belong into a message."""
+    """The command would take digits alone for a commit number. Control characters would garble messages."""
     arguments.text("name", name)
     if (
         not (0 < len(name) <= _NAME_CHARACTERS_MAX)
@@ -61,12 +61,12 @@ def _check_name(name: str) -> None:
         or name[0] in " -"
     ):
         raise ConfigError(
-            "An anchor cannot have this name.",
+            "Invalid anchor name.",
             expected=f"1 to {_NAME_CHARACTERS_MAX} printable characters, not only digits, no dash first",
             found=repr(name[:_NAME_CHARACTERS_MAX]), remedy="choose another name",
         )  # fmt: skip
     if name.startswith(_RESERVED):
         raise ConfigError(
-            "Names that begin so belong to `resume`.", expected=f"a name without {_RESERVED!r} in front",
+            f"Names that begin with {_RESERVED!r} are reserved for `resume`.", expected="another prefix",
             found=repr(name), remedy="choose another name",
         )  # fmt: skip

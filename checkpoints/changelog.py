@@ -1,4 +1,4 @@
-"""`Changelog`: one keyed table's log of changes and its last values. No Spark needed."""
+"""`Changelog`: the log of changes of one keyed table, and its last values. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ T = TypeVar("T")
 
 
 class Changelog:
-    """A changelog that is open, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
+    """An open changelog, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
 
-    One writer exists per changelog: every `open` to write in one process shares it, another process is
-    refused. A reader, in any process, sees the last durable commit of the moment it was opened until
+    A changelog has one writer: every `open` to write in one process shares it, and another process is
+    refused. A reader, in any process, sees the last durable commit of the moment when it was opened, until
     `refresh` or `close`.
 
-    Offsets are per partition, begin at 0 and are dense as written. A record is in partition
+    Offsets are per partition. They begin at 0 and are dense as written. A record is in partition
     `pmod(xxhash64(key), partitions)` (XXH64 with seed 42, signed, as Spark computes it).
     """
 
@@ -99,20 +99,25 @@ class Changelog:
         files: Files = LOCAL,
         clock_ms: Callable[[], int] = now_ms,
     ) -> Changelog:
-        """Open the changelog at `path`; to write, it is created where there is none.
+        """Open the changelog at `path`. To write, it is created if it does not exist.
 
         Args:
-            path: on a local disk; to read also the URL of a snapshot elsewhere.
-            mode: "w" to write (and read), "r" to read beside a writer.
-            partitions: of a new changelog (default 1); an existing one must have as many.
+            path: on a local disk. To read, also the URL of a snapshot elsewhere.
+            mode: "w" to write (and read), "r" to read while another process may write.
+            partitions: number of partitions for a new changelog (default 1). For an existing one it must
+                match.
             columns: the typed columns of a new changelog; None for raw bytes.
-            config: settings by Kafka's names, kept in the changelog; see `LogConfig`.
+            config: settings under Kafka's names, stored in the changelog; see `LogConfig`.
             steal: take over from a living writer, which is fenced.
             files, clock_ms: for tests.
 
         Raises:
-            ConfigError: a setting or the number of partitions is refused.
-            NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
+            ConfigError: an invalid setting, or another number of partitions.
+            NotAChangelog: the path does not hold a changelog, and none can be created there.
+            FormatTooNew: a later version of keyfold wrote the changelog.
+            Damaged: the manifest or `changelog.json` does not match its checksum.
+            ChangelogLocked: another process writes the changelog.
+            StorageFailed: the disk is read-only, full or failed, or too many files are open.
         """
         arguments.flag("steal", steal)
         files, root = located(path, None, files) if mode == "r" else (files, writable(path, files))
@@ -124,13 +129,13 @@ class Changelog:
         if mode == "r":
             if config or partitions is not None or steal:
                 raise ConfigError(
-                    "A reader has no settings.", path=root, expected='only path= with mode="r"',
+                    "A reader does not accept settings.", path=root, expected='only path= with mode="r"',
                     found="config=, partitions= or steal=", remedy='leave them out, or open with mode="w"',
                 )  # fmt: skip
             return cls._open_reader(files, root)
         if mode != "w":
             raise ConfigError(
-                "There is no such mode.", expected="w or r", found=repr(mode), remedy="correct it"
+                f"Unknown mode: {mode!r}.", expected="w or r", found=repr(mode), remedy="correct mode="
             )
         with reader.looked_at(root):
             if files.exists(root / filenames.IDENTITY):
@@ -180,12 +185,12 @@ class Changelog:
 
     @property
     def state(self) -> State:
-        """What the manifest says: as of now for a writer, as of the view for a reader."""
+        """The state of the manifest: as of now for a writer, as of the view for a reader."""
         return self._open_engine().writer.state if self._view is None else self._view.state
 
     @property
     def engine(self) -> Engine:
-        """The writer and what works behind it. Raises `ConfigError` for a reader."""
+        """The writer and its background work. Raises `ConfigError` for a reader."""
         return self._open_engine()
 
     @property
@@ -199,24 +204,24 @@ class Changelog:
         return self._open_engine().writer.files if self._view is None else self._view.files
 
     def partition(self, key: bytes) -> int:
-        """The partition that records of this key are in."""
+        """The partition of a key's records."""
         check_key(key)
         return partition_of(key, self.partitions)
 
     def start_offsets(self) -> dict[int, int]:
-        """Partition → the first offset that can be read."""
+        """Partition → log start offset."""
         return {i: p.start for i, p in enumerate(self.state.partitions)}
 
     def end_offsets(self) -> dict[int, int]:
-        """Partition → one past the last committed offset."""
+        """Partition → log end offset (one past the last committed offset)."""
         return {i: p.end for i, p in enumerate(self.state.partitions)}
 
     def last_commit(self, app_id: str) -> Commit | None:
-        """The last commit of an app, None where it has made none."""
+        """The last commit of an app, None if it has not committed anything."""
         return self.state.apps.get(arguments.text("app_id", app_id))
 
     def last_batch(self, app_id: str) -> int | None:
-        """The id of the last committed batch of an app, None where it has committed none."""
+        """The id of the last committed batch of an app, None if it has not committed anything."""
         last = self.last_commit(app_id)
         return None if last is None else last.batch
 
@@ -248,17 +253,17 @@ class Changelog:
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
-        """A store over the last values whose reads see its own writes; leaving the block commits them as one
-        batch.
+        """A store over the last values whose reads see its own writes. Leaving the block commits the writes
+        as one batch.
 
-        An exception inside commits nothing. Where the batch was committed before, `applied` is True and what
-        the block writes is dropped: delivering a batch again adds nothing.
+        If the block raises, nothing is committed. If the batch was committed before, `applied` is True and
+        the writes of the block are discarded: delivering a batch again adds nothing.
 
-        One transaction is open at a time: another thread that appends, rolls back or begins a transaction
-        waits until the block is left, so that no change comes between what it reads and what it writes.
+        One transaction is open at a time. Other threads that append, roll back or begin a transaction wait
+        until the block is left, so that no change comes between its reads and its writes.
 
         Raises:
-            ConfigError: a transaction of this thread is open. What `append` raises.
+            ConfigError: a transaction of this thread is open. See `append` for the other errors.
         """
         engine, app_id = self._open_engine(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
@@ -273,16 +278,17 @@ class Changelog:
     def clone(
         cls, snapshot: AnyPath, path: AnyPath, *, filesystem: Any = None, files: Files = LOCAL
     ) -> Changelog:
-        """A new changelog at `path` from a snapshot, open to write: the same log, state and apps, with an
-        identity of its own. `resume` works on it as on the one that was lost.
+        """Create a changelog at `path` from a snapshot, and open it to write: the same log, state and apps,
+        with its own identity. `resume` works on it as on the lost changelog.
 
         Args:
-            snapshot: a snapshot, or a folder of them, of which it is the newest; a directory or a URL.
-            path: an empty or missing directory.
+            snapshot: a snapshot, or a folder of snapshots, of which the newest is used; a directory or a URL.
+            path: an empty directory, or a path that does not exist.
 
         Raises:
-            NotAChangelog: there is no whole snapshot. ConfigError: `path` is taken.
-            Damaged: a file of the snapshot is not as it was written. StorageFailed: see there.
+            NotAChangelog: there is no complete snapshot. ConfigError: `path` is not empty.
+            Damaged: a file of the snapshot does not match its checksum. StorageFailed: the disk failed or is
+                full.
         """
         root = writable(path, files)
         source = newest(Location(*located(snapshot, filesystem, files)))
@@ -293,7 +299,7 @@ class Changelog:
 
     @contextmanager
     def pinned(self) -> Iterator[State]:
-        """The state of now, whose files stay until the context is left."""
+        """The current state. Its files are kept until the context is left."""
         self._check_open()
         if self._view is not None:
             yield self._view.state
@@ -304,19 +310,20 @@ class Changelog:
     def read(
         self, partition: int, offset: int | None = None, to: int | None = None, *, follow: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Committed records of a partition from `offset` on (default: the log's start), as of this call.
+        """Committed records of a partition from `offset` on (default: the log start offset), as of this call.
 
         Args:
-            follow: the caller has applied everything below `offset` before and keeps something in step: then
-                it is told if a delete that it has not seen was compacted away.
+            follow: the caller has applied every record below `offset` before and maintains a copy. Then an
+                error is raised if a delete that it has not seen was compacted away.
 
         Yields:
-            Arrow batches with columns offset, timestamp (ms), key, value (null: a delete), headers; offsets
-            ascend, with gaps where the cleaner has folded.
+            Arrow batches with columns offset, timestamp (ms), key, value (null: a delete), headers. Offsets
+            ascend, with gaps if the cleaner has compacted the log.
 
         Raises:
-            ConfigError: no such partition, or an offset beyond the end.
-            CompactedAway: an offset below the log's start, or with `follow` a delete that would be missed.
+            ConfigError: the partition does not exist, or the offset is beyond the end.
+            CompactedAway: an offset below the log start offset, or with `follow` a delete that would be
+                missed.
             Damaged: bytes do not match their checksum.
         """
         partition = arguments.whole("partition", partition)
@@ -330,11 +337,10 @@ class Changelog:
             return reader.Records(batches, stack.pop_all())
 
     def get(self, key: bytes) -> bytes | None:
-        """The last committed value of a key, None where it has none.
+        """The last committed value of a key, None if it has none.
 
-        A writer asks its last-value store, which first catches up with the commit that is current now, in
-        the key's partition. A reader looks through that partition, newest block first, unless it has asked
-        for its `store`.
+        A writer reads its last-value store, after the store has caught up with the current commit in the
+        key's partition. A reader searches the partition, newest block first, unless its `store` was used.
         """
         if self._view is None:
             return self._open_engine().last_values().get(key)
@@ -346,8 +352,8 @@ class Changelog:
     def store(self) -> ReadOnlyStore:
         """The last values: get, get_all, range, prefix, all.
 
-        A writer's are in RocksDB, and each read of them first catches up with the commit that is current
-        then. A reader's are those of its view, which are read into memory with the first call.
+        A writer's are in RocksDB; each read first catches up with the commit that is current then. A reader's
+        are those of its view; the first call reads them into memory.
         """
         if self._view is None:
             return self._open_engine().last_values()
@@ -368,7 +374,7 @@ class Changelog:
         return self._store
 
     def refresh(self) -> None:
-        """Let a reader see the newest durable commit. Nothing to do for a writer."""
+        """Move a reader to the newest durable commit. Does nothing for a writer."""
         self._check_open()
         if self._view is not None:
             self._store = None
@@ -379,22 +385,22 @@ class Changelog:
     # -- compaction --------------------------------------------------------------------------------
 
     def compact(self, *, full: bool = False) -> list[PassStatistics]:
-        """Fold what every partition holds now, whatever its dirty ratio; what each pass did. Nothing where
-        nothing can be folded.
+        """Compact what every partition holds now, whatever its dirty ratio. Returns the statistics of each
+        pass; empty if there was nothing to compact.
 
         Args:
-            full: take no record for folded, and go over the log from its start. It repairs a changelog in
-                which `verify` has found a key twice where the manifest says that none is.
+            full: treat all records as dirty and compact from the start of the log. This repairs a changelog
+                in which `verify` has found a duplicate key in a section that the manifest says is unique.
 
         Raises:
-            ConfigError: `cleanup.policy` has no "compact": folding would lose events that should stay.
+            ConfigError: `cleanup.policy` does not contain "compact": events that must be kept would be lost.
         """
         return self.engine.compact(full=full)
 
     @contextmanager
     def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
-        """No cleaner pass goes over these partitions (None: all) inside the block; passes under way are
-        stopped first. Blocks may overlap: a partition is cleaned again when the last one has ended.
+        """Inside the block, no cleaner pass runs over these partitions (None: all). Running passes are
+        stopped first. Blocks may overlap: a partition is cleaned again when the last block has ended.
         """
         chosen: Iterable[int] = range(len(self.state.partitions))
         if partitions is not None:
@@ -408,8 +414,8 @@ class Changelog:
             yield
 
     def cleaner_metrics(self) -> dict[str, float]:
-        """How the cleaner of this changelog stands, under the names of Kafka's metrics; see
-        `CleanerManager.metrics`. `DeadThreadCount` is of the whole process.
+        """Metrics of this changelog's cleaner, under the names of Kafka's metrics; see
+        `CleanerManager.metrics`. `DeadThreadCount` covers the whole process.
         """
         found = self.engine.cleaning.metrics()
         return {**found, "DeadThreadCount": float(pool.POOL.dead_threads)}
@@ -417,61 +423,63 @@ class Changelog:
     # -- anchors -----------------------------------------------------------------------------------
 
     def anchors(self) -> dict[str, Anchor]:
-        """Name → the commit whose exact state it keeps restorable; those of `resume` are among them."""
+        """Name → the commit whose exact state it keeps restorable. Includes the anchors of `resume`."""
         return dict(self.state.anchors)
 
     def anchor(self, name: str, at: At = None) -> Anchor:
-        """Keep the exact state of a commit restorable under a name until `drop_anchor`; durable when this
+        """Keep the exact state of a commit restorable under a name until `drop_anchor`. Durable when this
         returns.
 
         Args:
             at: the commit, as in `restore`; None for the last one.
 
         Raises:
-            ConfigError: the name cannot be used, or another commit has it; or there is no such commit.
+            ConfigError: the name is invalid, or names another commit; or the commit does not exist.
             CompactedAway: the exact state at that commit no longer exists.
         """
         return anchors.add_anchor(self.engine.writer, name, at)
 
     def drop_anchor(self, name: str) -> Anchor:
-        """Let the commit go that has this name; returns what it named. Raises `ConfigError` where none has
-        it.
+        """Drop the anchor of this name. Returns its commit. Raises `ConfigError` if the anchor does not
+        exist.
         """
         return anchors.drop_anchor(self.engine.writer, name)
 
     def rollback(self, to: At) -> Commit:
-        """Take everything behind a commit back, durably; returns the commit, which is the last one now.
+        """Remove all records and commits after a commit, durably. Returns the commit, which is the last one
+        now.
 
-        Offsets behind it are given again to what is appended next. A query whose batches were taken back is
-        refused until it starts from `resume`, which gives its state and source position as of the commit.
+        Their offsets are assigned again to the next records. A query whose batches were removed is refused
+        until it starts from `resume`, which gives its state and source position as of the commit.
 
         Args:
             to: the commit, as in `restore`.
 
         Raises:
             CompactedAway: the exact state at that commit no longer exists.
-            ConfigError: there is no such commit, or a named anchor lies behind it; or a transaction of this
-                thread is open.
+            ConfigError: the commit does not exist, or a later commit has a named anchor; or a transaction of
+                this thread is open.
         """
         engine = self.engine
         with engine.transactions:
             return roll_back(engine.writer, engine.cleaning, to)
 
     def snapshot(self, to: AnyPath, at: At = None, *, filesystem: Any = None) -> Snapshot:
-        """A copy as of a commit, self-contained and only to be read: `restore`, `Changelog.open(mode="r")`
-        and the data source take it as it is, `Changelog.clone` makes a changelog of it.
+        """Take a snapshot: a self-contained, read-only copy as of a commit. `restore`,
+        `Changelog.open(mode="r")` and the data source read it directly; `Changelog.clone` creates a changelog
+        from it.
 
         Args:
-            to: a directory, or a URL of pyarrow.fs or fsspec; empty, or with an earlier snapshot of this
-                changelog, which the new one replaces once it is complete. Files that are there are not
-                written again. What only earlier ones held goes once no reader of theirs is open; where there
-                are no locks, as on object stores, once the next one is complete.
+            to: a directory, or a URL of pyarrow.fs or fsspec. It is empty, or holds an earlier snapshot of
+                this changelog, which the new one replaces when it is complete. Existing files are not written
+                again. Files of earlier snapshots only are removed when they have no open readers; on stores
+                without locks, such as object stores, when the next snapshot is complete.
             at: the commit, as in `restore`; None for the last one.
             filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `to` is a path.
 
         Raises:
-            CompactedAway, ConfigError: there is no such commit, or its state is not exact any more; or
-                something else is at `to`.
+            ConfigError: the commit does not exist, or `to` holds something else.
+            CompactedAway: the exact state at that commit no longer exists.
             Damaged: a file does not match its checksums. StorageFailed: `to` cannot be written.
         """
         place = Location(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
@@ -485,26 +493,26 @@ class Changelog:
     # -- the policy's snapshots --------------------------------------------------------------------
 
     def snapshots(self) -> list[KeptSnapshot]:
-        """The whole snapshots in `snapshot.dest`, ascending by commit; none without that setting. Raises
+        """The complete snapshots in `snapshot.dest`, ascending by commit; empty without that setting. Raises
         `StorageFailed`.
         """
         return self._at_dest(lambda dest: kept_snapshots(dest, self.identity.uuid)) or []
 
     def pin_snapshot(self, commit: int) -> KeptSnapshot:
-        """Keep the policy's snapshot of this commit until `unpin_snapshot`; durable when this returns.
+        """Keep the policy's snapshot of this commit until `unpin_snapshot`. Durable when this returns.
 
         Raises:
-            ConfigError: there is none of it. StorageFailed: `snapshot.dest` cannot be read or written.
+            ConfigError: there is no snapshot of it. StorageFailed: `snapshot.dest` cannot be read or written.
         """
         return self._pinned(commit, True)
 
     def unpin_snapshot(self, commit: int) -> KeptSnapshot:
-        """Let the policy remove a snapshot again. Raises as `pin_snapshot` does."""
+        """Allow the policy to remove a snapshot again. Raises the errors of `pin_snapshot`."""
         return self._pinned(commit, False)
 
     def snapshot_status(self) -> dict[str, object]:
-        """How the policy stands: `dest`; `last_commit`, 0 where there is no snapshot; `commits_behind`;
-        `taken` and `failed` since it was opened; `failure`, why the last try came to nothing.
+        """Status of the snapshot policy: `dest`; `last_commit`, 0 if there is no snapshot; `commits_behind`;
+        `taken` and `failed` since the changelog was opened; `failure`, why the last attempt failed.
         """
         policy, state = self.engine.snapshots, self.state
         newest = state.commits[-1].number if state.commits else 0
@@ -521,13 +529,13 @@ class Changelog:
         found = self._at_dest(lambda dest: set_pin(dest, self.identity.uuid, commit, pinned))
         if found is None:
             raise ConfigError(
-                "This changelog has no snapshots of a policy.", path=self.path,
-                expected="a setting snapshot.dest", found="none", remedy="set it",
+                "No snapshot policy is configured.", path=self.path,
+                expected="a setting snapshot.dest", found="none", remedy="set snapshot.dest",
             )  # fmt: skip
         return found
 
     def _at_dest(self, work: Callable[[Location], T]) -> T | None:
-        """What `work` gives for the place of the policy's snapshots, None where there is no such place."""
+        """The result of `work` for the location of the policy's snapshots. None if there is no location."""
         dest = self.identity.config.snapshot_dest
         if not dest:
             return None
@@ -535,19 +543,20 @@ class Changelog:
             return work(Location(*located(dest, None, self.files)))
         except OSError as e:
             raise StorageFailed(
-                "The snapshots cannot be looked at.", path=e.filename or self.path,
-                expected="a snapshot.dest that can be read and written",
-                found=f"{type(e).__name__}: {e.strerror or e}", remedy="repair it, or set another one",
+                "snapshot.dest cannot be accessed.", path=e.filename or self.path,
+                expected="a location that can be read and written",
+                found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="repair it, or set another snapshot.dest",
             ) from e  # fmt: skip
 
     # -- end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give up the writer (the last of this process seals the log and gives up the lock) or the view. Does
-        nothing in a process that was forked.
+        """Close the changelog. The last close of a writer in this process seals the log and releases the
+        lock; a reader releases its view. Does nothing in a forked process.
 
         Raises:
-            ConfigError: the last of this process, inside a transaction of this thread.
+            ConfigError: this is the last one of this process, and a transaction of this thread is open.
         """
         if self._closed or not self._process.is_this():
             return
@@ -568,7 +577,7 @@ class Changelog:
     def _check_open(self) -> None:
         self._process.check()
         if self._closed:
-            raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
+            raise ConfigError("This changelog is closed.", path=self.path, remedy="open it again")
 
     def _open_engine(self) -> Engine:
         self._check_open()

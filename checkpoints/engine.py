@@ -1,5 +1,5 @@
-"""One writer per changelog and process, shared by all who open it, with what works behind it: last values,
-cleaner.
+"""The engine: one writer per changelog and process, shared by all who open it, and its background work: last
+values and cleaner.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from keyfold.statestore.files import Files
 from keyfold.statestore.kv.stores import ReadOnlyStore
 from keyfold.statestore.schema.columns import Columns
 
-#: A pass that the log has changed under is begun again so often.
+#: How often a pass is restarted that was aborted because the log changed.
 _PASSES_BROKEN_OFF_MAX: Final = 20
 
 __all__ = ["Engine", "PassStatistics", "acquire", "release"]
 
 
 class Engine:
-    """The writer of a changelog and what belongs to it. Made by `acquire`, given back with `release`."""
+    """The writer of a changelog and its background work. `acquire` opens it, `release` gives it back."""
 
     def __init__(self, writer: Writer, keeper: StateUpdater | None = None) -> None:
         self.writer = writer
@@ -51,9 +51,7 @@ class Engine:
         cleaner.POOL.add(self)
 
     def last_values(self) -> ReadOnlyStore:
-        """The last values. Each read waits until the stores it needs have reached the commit that is current
-        then.
-        """
+        """The last values. Each read waits until the stores that it needs have reached the current commit."""
         return self._keeper.current()
 
     def catch_up(self) -> None:
@@ -96,24 +94,25 @@ class Engine:
         self._keeper.wait_for_room()
 
     def compact(self, *, full: bool = False) -> list[PassStatistics]:
-        """Seal the active segments and clean every partition until nothing more can be folded, as many at a
-        time as there are `cleaner.threads`.
+        """Seal the active segments and clean every partition until nothing more can be folded, with
+        `cleaner.threads` partitions at a time.
 
         Args:
             full: fold everything, see `Changelog.compact`.
 
         Raises:
             ConfigError: the cleanup policy does not compact, or cleaning is paused.
-            What a pass over a partition raises, once the others are done.
+
+        An error of one partition's pass is raised when the other partitions are done.
         """
         config = self.writer.identity.config
         if "compact" not in config.cleanup_policy:
             raise ConfigError(
-                "This changelog keeps every change.",
+                "Compaction is disabled: the cleanup.policy keeps every change.",
                 path=self.writer.root,
                 expected="a cleanup.policy with compact",
                 found=config.cleanup_policy,
-                remedy="set cleanup.policy to compact if only last values should stay",
+                remedy="set cleanup.policy to compact if only last values should be kept",
             )
         self.writer.seal_active()
         numbers = range(len(self.writer.state.partitions))
@@ -122,7 +121,7 @@ class Engine:
         return [one for done in passes for one in done.result()]
 
     def _clean_now(self, number: int, full: bool) -> list[PassStatistics]:
-        """Retention, or a new anchor, breaks a pass off: then another one begins."""
+        """Retention, or a new anchor, aborts a pass. Then another one begins."""
         for _ in range(_PASSES_BROKEN_OFF_MAX):
             try:
                 return self.cleaning.clean_now(number, full=full)
@@ -130,9 +129,9 @@ class Engine:
                 if self.cleaning.is_stopped(number):
                     break
         raise ConfigError(
-            "The pass was stopped.", path=self.writer.root, position=f"partition {number}",
-            expected="an open changelog, whose cleaning is not paused, and which is not cut all the time",
-            found="one that was closed, paused, or cut by retention or rollbacks again and again",
+            "The compaction was stopped.", path=self.writer.root, position=f"partition {number}",
+            expected="an open changelog with cleaning not paused, and few retention passes and rollbacks",
+            found="the changelog was closed or paused, or retention or rollbacks aborted each attempt",
             remedy="compact again",
         )  # fmt: skip
 
@@ -203,10 +202,10 @@ def acquire(
     *,
     steal: bool = False,
 ) -> Engine:
-    """This process's writer of the changelog at `root`; opened, and created, where it is not open yet.
+    """This process's writer of the changelog at `root`. Opens it, and creates the changelog, if necessary.
 
-    A fenced writer is not handed out again, nor one whose directory was moved, removed or made again: it is
-    closed, and the changelog opened anew, which goes through recovery. A relative path is that of now.
+    A fenced writer is not returned again, nor a writer whose directory was moved, removed or created again.
+    It is closed, and the changelog is opened again, which recovers it. A relative path is resolved now.
     """
     with _hosts_lock:
         real = root.resolve()
@@ -215,7 +214,7 @@ def acquire(
         if engine is not None and (engine.writer.fenced or engine.writer.files is not files):
             if not engine.writer.fenced:
                 raise ChangelogLocked(
-                    "This process has the changelog open through another file system.", path=root,
+                    "This process has opened the changelog through another file system.", path=root,
                     expected="one writer", found="two", remedy="close the other one",
                 )  # fmt: skip
             engine.close()

@@ -1,9 +1,9 @@
-"""Taking everything behind a commit back: state, log and source position are those of that commit again.
+"""Rollback: removes everything after a commit. State, log and source position are those of that commit again.
 
-Segments behind the commit go, one that reaches beyond it is copied up to there, and one manifest line makes
-it so. The line counts the generation of every partition up: a cleaner pass that began before is void,
-last-value stores are built anew, and a reader that had gone further is told. The app's own checkpoint is
-further on than the log now, so its query is refused until it starts from `resume`.
+Segments after the commit are removed. A segment that reaches beyond it is copied up to there. One manifest
+line publishes the result and increments the generation of every partition: a cleaner pass that began before
+is void, last-value stores are rebuilt, and a reader beyond the commit gets an error. The app's own checkpoint
+is now ahead of the log, so its query is refused until it starts from `resume`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
     with cleaning.paused(range(len(writer.state.partitions)), cut=True), writer.exclusive:
         if to is None:
             raise ConfigError(
-                "A rollback goes to a commit.", path=writer.root, expected="a commit", found="None",
-                remedy="say which",
+                "A rollback needs a commit.", path=writer.root, expected="a commit", found="None",
+                remedy="name the commit to roll back to",
             )  # fmt: skip
         commit = resolve_commit(writer.state, writer.root, to)
         _check_anchors(writer, commit)
-        # Sealed, because only of a sealed segment a part can be copied while it goes.
+        # Sealed, because only a sealed segment can be copied in part while it is removed.
         writer.seal_active()
         state = writer.state
         made: list[SegmentWriter] = []
@@ -42,7 +42,7 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
             discard_segments(made)
             if isinstance(e, OSError):
                 raise StorageFailed(
-                    "The log could not be cut; it is as it was.", path=e.filename or writer.root,
+                    "The log could not be rolled back; it is unchanged.", path=e.filename or writer.root,
                     expected="a write that succeeds", found=f"{type(e).__name__}: {e.strerror or e}",
                     remedy="free or repair the disk, then roll back again",
                 ) from e  # fmt: skip
@@ -61,20 +61,22 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
 
 
 def _check_anchors(writer: Writer, commit: Commit) -> None:
-    """Somebody wanted to keep what an anchor names; pins of `resume` are not meant to last."""
+    """A named anchor prevents the rollback: its state is wanted. Anchors of `resume` are temporary and do
+    not.
+    """
     behind = sorted(a.name for a in writer.state.anchors.values() if a.commit > commit.number and not a.app)
     if behind:
         raise ConfigError(
-            "An anchor lies behind the commit to go back to.", path=writer.root,
-            expected=f"no anchor behind commit {commit.number}", found=", ".join(behind),
-            remedy="drop it first, if its state is not needed any more",
+            "A commit after the rollback target has an anchor.", path=writer.root,
+            expected=f"no anchor after commit {commit.number}", found=", ".join(behind),
+            remedy="drop the anchor first, if its state is not needed any more",
         )  # fmt: skip
 
 
 def _cut(
     writer: Writer, state: State, number: int, end: int, made: list[SegmentWriter]
 ) -> tuple[list[Segment], list[Segment]]:
-    """What of a partition goes, and what replaces it."""
+    """The segments of a partition that are removed, and what replaces them."""
     out = [s for s in state.partitions[number].segments if s.next > end]
     if not out or out[0].base >= end:
         return out, []

@@ -1,10 +1,10 @@
 """A warm standby: follows a changelog that another process writes, and takes over when that process dies.
 
-It reads what readers may see, the durable commits, and keeps last-value stores of its own up with them. What
-tells a dead writer from a living one is the writer's lock, which the kernel frees with the process. A standby
-tries the lock only in order to keep it, so it never stands in the way of a writer that is starting; of
-several standbys one gets it, and the others go on. Then comes what every opening does: claim the next epoch,
-recover. The stores move to the place of a writer's, and what they lack is read back from the log.
+It reads the durable commits, as every reader does, and keeps last-value stores of its own up to date. The
+writer's lock tells whether the writer lives: the kernel releases it with the process. A standby tries the
+lock only in order to keep it, so it never blocks a writer that is starting. If there are several standbys,
+one gets the lock and the others continue. Then it opens the changelog as usual: it claims the next epoch and
+recovers. Its stores move to the location of a writer's stores, and missing records are read from the log.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from keyfold.statestore.remote_files import writable
 
 log = logging.getLogger("keyfold")
 
-#: The manifest is looked at this often; what is new then is applied together.
+#: Interval between looks at the manifest. New commits are applied together.
 _POLL_SECONDS: Final = 0.05
 _LINGER_SECONDS: Final = 0.1
-#: How often the lock of the writer is tried.
+#: Interval between attempts to take the writer's lock.
 _LOOK_SECONDS: Final = 0.02
-#: After a look at the manifest that failed.
+#: Delay after reading the manifest failed.
 _REST_SECONDS: Final = 1.0
 
 
@@ -55,9 +55,9 @@ class Standby:
         files, clock_ms: for tests.
 
     Raises:
-        NotAChangelog, FormatTooNew, Damaged: see there.
+        NotAChangelog, FormatTooNew, Damaged: see `Changelog.open`.
         ConfigError: it is a snapshot, which has no writer.
-        StorageFailed: there is no room for last values of its own in the directory of the changelog.
+        StorageFailed: the changelog's directory cannot hold the standby's own last values.
     """
 
     def __init__(self, path: AnyPath, *, files: Files = LOCAL, clock_ms: Callable[[], int] = now_ms) -> None:
@@ -67,11 +67,12 @@ class Standby:
         self._clock_ms = clock_ms
         if read_identity(files, self.path).snapshot:
             raise ConfigError(
-                "A snapshot has no writer to stand by for.", path=self.path, expected="a changelog",
-                found="a snapshot", remedy="make a changelog of it with Changelog.clone(snapshot, path)",
+                "A snapshot has no writer, so a standby cannot follow it.", path=self.path,
+                expected="a changelog", found="a snapshot",
+                remedy="create a changelog from it with Changelog.clone(snapshot, path)",
             )  # fmt: skip
         self._ended = threading.Event()
-        #: held while it becomes the writer, or ends
+        #: held while the standby becomes the writer, or closes
         self._turning = threading.Lock()
         self._followed = _Followed(files, self.path)
         try:
@@ -79,16 +80,16 @@ class Standby:
         except OSError as e:
             self._followed.close()
             raise StorageFailed(
-                "A standby cannot keep last values here.", path=e.filename or self.path,
-                expected="a directory that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="free or repair the disk, or give this user the right to write there",
+                "A standby cannot write its last values here.", path=e.filename or self.path,
+                expected="a writable directory", found=f"{type(e).__name__}: {e.strerror or e}",
+                remedy="free or repair the disk, or grant this user the right to write there",
             ) from e  # fmt: skip
         self._keeper = StateUpdater(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
         self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
         self._thread.start()
 
     def lag(self) -> dict[int, int]:
-        """Partition → how many records its last values are behind the newest durable commit.
+        """Partition → number of records by which its last values lag the newest durable commit.
 
         Raises:
             Damaged: the manifest cannot be read.
@@ -98,10 +99,10 @@ class Standby:
         return self._keeper.lag()
 
     def take_over(self, *, timeout: float | None = None, steal: bool = False) -> Changelog:
-        """Wait until the writer has died, or has closed the changelog, and become the writer.
+        """Wait until the writer has died or closed the changelog, then become the writer.
 
-        The last values are complete when this returns: they hold everything that was ever acknowledged.
-        Until they have once reached the present commit the lock is not tried, so that of two standbys the
+        The last values are complete when this returns: they hold everything that was ever acknowledged. The
+        lock is not tried before they have caught up with the current commit once, so that of two standbys the
         warm one takes over. This standby has ended then.
 
         Args:
@@ -109,9 +110,8 @@ class Standby:
             steal: do not wait: fence a writer that hangs.
 
         Raises:
-            ChangelogLocked: the writer lived on for `timeout` seconds.
-            ConfigError: this standby is closed, or was closed meanwhile, or has taken over already; or an
-                argument is refused.
+            ChangelogLocked: the writer was still alive after `timeout` seconds.
+            ConfigError: this standby is closed or has taken over already, or an argument is invalid.
             Damaged, StorageFailed: as for `Changelog.open`.
         """
         arguments.flag("steal", steal)
@@ -131,8 +131,8 @@ class Standby:
             self._ended.wait(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Stop following, and remove its stores. What it has taken over stays open. Does nothing in a process
-        that was forked.
+        """Stop following, and remove the standby's stores. A changelog that it has taken over remains open.
+        Does nothing in a forked process.
         """
         if not self._process.is_this():
             return
@@ -165,9 +165,9 @@ class Standby:
             return lock_of_writer(self._files, self.path, steal=steal)
         except OSError as e:
             raise StorageFailed(
-                "The writer's lock cannot be tried.", path=e.filename or self.path,
+                "The writer's lock cannot be accessed.", path=e.filename or self.path,
                 expected="the directory of a changelog", found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="put the changelog back, or stand by for another one",
+                remedy="put the changelog back, or follow another one",
             ) from e  # fmt: skip
 
     def _check_time(self, until: float | None) -> None:
@@ -179,13 +179,13 @@ class Standby:
         if self._ended.is_set():
             raise ConfigError(
                 "This standby has ended: it was closed, or has taken over.", path=self.path,
-                remedy="make another one",
+                remedy="create another standby",
             )  # fmt: skip
 
     # -- taking over -------------------------------------------------------------------------------
 
     def _become_writer(self, lock: OpenFile) -> Changelog:
-        """It goes on following while the manifest is recovered, and also afterwards where that fails."""
+        """Following continues while the manifest is recovered, and also if that fails."""
         engine = engines.install(self.path, lambda: self._host(lock))
         try:
             self._followed.close()
@@ -230,7 +230,7 @@ class Standby:
 
 
 class _Followed:
-    """The newest durable state, with a reader's mark on the files of whatever is in use of it."""
+    """The newest durable state, with a reader's mark on the files of the states in use."""
 
     def __init__(self, files: Files, root: Path) -> None:
         self.files = files
@@ -259,7 +259,7 @@ class _Followed:
 
     @contextmanager
     def pin(self) -> Iterator[State]:
-        """While anybody is in here, the mark stays with the oldest state that is in use."""
+        """While a caller is inside, the mark remains at the oldest state in use."""
         with self._changing:
             self._pinned += 1
             state = self._view.state
@@ -271,7 +271,7 @@ class _Followed:
                 self._record()
 
     def refresh(self) -> None:
-        """See the newest durable commit."""
+        """Load the newest durable commit."""
         with self._changing:
             before = self._view.state
             state = self._view.refresh()
@@ -282,7 +282,7 @@ class _Followed:
             listener(state)
 
     def close(self) -> None:
-        # A mark that stays is removed by the next look at it.
+        # If the mark cannot be removed now, the next call removes it.
         with suppress(OSError):
             self._mark.close()
 

@@ -1,4 +1,4 @@
-"""A transaction on the last values: reads see its own writes, and all its writes are one commit."""
+"""A transaction on the last values: reads see its own writes, and all its writes become one commit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from keyfold.statestore.kv.stores import Overlay, ReadOnlyStore
 
 
 class Transaction(Overlay):
-    """A store (`get, get_all, put, put_all, delete, range, prefix, all`) whose writes are kept back until the
+    """A store (`get, get_all, put, put_all, delete, range, prefix, all`) that buffers its writes until the
     commit.
 
     Attributes:
-        applied: the batch was committed before; what is written here will be dropped, so the caller may leave
-            at once.
+        applied: the batch was committed before. Writes will be discarded, so the caller may leave at once.
     """
 
     def __init__(self, base: ReadOnlyStore, *, applied: bool) -> None:
@@ -26,11 +25,11 @@ class Transaction(Overlay):
 
 
 class Turn:
-    """Whose turn it is to change the records: one at a time from what it reads to its commit. A context
+    """The right to change records: one holder at a time, from its first read to its commit. A context
     manager.
 
-    A commit between what a transaction reads and what it writes would be lost, so other threads wait. The
-    same thread cannot wait for itself: what it asks for inside its own transaction is refused.
+    A commit between a transaction's reads and its writes would be lost, so other threads wait. A thread
+    cannot wait for itself: a second request inside its own transaction is refused.
     """
 
     def __init__(self, path: Path, process: OwnProcess) -> None:
@@ -40,12 +39,13 @@ class Turn:
         self._holder: int | None = None
 
     def check(self) -> None:
-        """Raises `ConfigError` in the thread whose turn it is, and in a process that was forked."""
+        """Raises `ConfigError` in the thread that holds it, and in a forked process."""
         self._process.check()
         if self._holder == threading.get_ident():
             raise ConfigError(
-                "A transaction of this thread is open.", path=self._path,
-                expected="one at a time, and no append, rollback or close inside it", found="another one",
+                "A transaction of this thread is already open.", path=self._path,
+                expected="one at a time, and no append, rollback or close inside it",
+                found="another transaction",
                 remedy="write through the open transaction, or leave its block first",
             )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""What a changelog is at a commit: the immutable state, the journal that it is read from, its settings.
+"""The manifest: the immutable state of a changelog at a commit, the journal that records it, and its
+settings.
 
-Most of it is pure. `journal` and `identity` read and write files.
+Most of this package is pure. `journal` and `identity` read and write files.
 """

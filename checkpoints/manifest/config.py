@@ -1,4 +1,4 @@
-"""Configuration of a changelog: Kafka's names and meanings, checked when they are set, kept in
+"""Configuration of a changelog: Kafka's names and meanings, validated when they are set, stored in
 `changelog.json`.
 """
 
@@ -19,11 +19,11 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*$", re.IGNORECA
 _DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)\s*$", re.IGNORECASE)
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-#: Larger than any time or size that occurs; Kafka uses the largest int64 for "never" and "without limit".
+#: Larger than any real time or size. Kafka uses the largest int64 for "never" and "without limit".
 UNLIMITED: Final = (1 << 63) - 1
-#: Text that each setting takes for its default.
+#: Text that resets a setting to its default.
 DEFAULT: Final = "default"
-#: Text for no limit or no place, in the settings that can have none.
+#: Text for no limit or no location, in settings that are optional.
 NONE: Final = "none"
 
 
@@ -89,16 +89,16 @@ def _policy(value: object) -> str:
 
 
 def _place(value: object) -> str:
-    """A relative path would mean another place in every process."""
+    """A relative path would mean a different location in each process."""
     if not isinstance(value, str) or (value and not value.startswith("/") and "://" not in value):
         raise ValueError("an absolute path or a URL")
     if has_secret(value):
-        raise ValueError("a URL without credentials, which belong in the environment")
+        raise ValueError("a URL without credentials (set them in the environment)")
     return value
 
 
 def _option(name: str, default: object, parse: Callable[[object], object], *, none: object = None) -> Any:
-    """`none`: the value that the text "none" means, in a setting that can have none."""
+    """`none`: the value of the text "none", in an optional setting."""
 
     def parsed(value: object) -> object:
         if value == DEFAULT:
@@ -118,13 +118,13 @@ _RATIO: Final = "min.cleanable.dirty.ratio"
 
 
 def _without_u(changes: Mapping[str, object]) -> Mapping[str, object]:
-    """The same with `snapshot.u` said as a dirty ratio."""
+    """The same settings, with `snapshot.u` converted to a dirty ratio."""
     if _U not in changes:
         return changes
     if _RATIO in changes:
         raise ConfigError(
-            f"{_U} and {_RATIO} are two ways to say the same.", expected="one of them", found="both",
-            remedy="leave one out",
+            f"{_U} and {_RATIO} exclude each other: both set the same ratio.", expected="one of them",
+            found="both", remedy="leave one out",
         )  # fmt: skip
     try:
         u = float(str(changes[_U]))
@@ -132,7 +132,7 @@ def _without_u(changes: Mapping[str, object]) -> Mapping[str, object]:
         u = -1.0
     if not 0 <= u < float("inf"):
         raise ConfigError(
-            f"The setting {_U!r} cannot have this value.", expected="a number, 0 or more",
+            f"Invalid value for the setting {_U!r}.", expected="a number, 0 or more",
             found=repr(changes[_U]), remedy="correct the value",
         )  # fmt: skip
     return {name: value for name, value in changes.items() if name != _U} | {_RATIO: 1 / (1 + u)}
@@ -140,25 +140,26 @@ def _without_u(changes: Mapping[str, object]) -> Mapping[str, object]:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is taken too.
+    """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is accepted too.
 
-    Every setting takes "default"; `max.compaction.lag.ms`, `retention.ms`, `retention.bytes`,
-    `cleaner.io.max.bytes.per.second` and `snapshot.dest` take "none", for no limit or no place.
+    Every setting accepts "default". `max.compaction.lag.ms`, `retention.ms`, `retention.bytes`,
+    `cleaner.io.max.bytes.per.second` and `snapshot.dest` accept "none": no limit or no location.
 
-    Names, meanings and defaults are Kafka's topic and broker configurations where Kafka has them, but for
-    `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned),
-    `cleaner.io.max.bytes.per.second` (128 MiB, not unlimited; of one changelog, and only of background
-    passes) and our own: `anchors.auto`, how many of the last commits stay restorable whatever the cleaner
-    does; `commits.retained`, how many of the last commits can be named by `at=` while their state is exact;
-    and `store.backlog.bytes`, how far last values may lag before writers wait.
+    Names, meanings and defaults are those of Kafka's topic and broker configurations if Kafka has them, with
+    these exceptions: `segment.bytes` (128 MiB, not 1 GiB: the active segment is never cleaned) and
+    `cleaner.io.max.bytes.per.second` (128 MiB, not unlimited; per changelog, and for background passes only).
+    Settings of keyfold: `anchors.auto`, how many of the last commits the cleaner keeps restorable;
+    `commits.retained`, how many of the last commits `at=` can name while their state is exact; and
+    `store.backlog.bytes`, how far the last values may lag before writers wait.
 
     With a `snapshot.dest`, an absolute path or a URL, snapshots are taken to it in the background and the
-    newest two kept: after `snapshot.commits` commits (0: not by count), or when what the log has gained since
-    the last one is more than `snapshot.dirty.ratio` of that and the last one together (1: not by size).
+    newest two are kept. A snapshot is due after `snapshot.commits` commits (0: not by count), or when the
+    bytes that the log has gained since the last one exceed `snapshot.dirty.ratio` of these bytes and the last
+    snapshot together (1: not by size).
 
-    `snapshot.u` is another way to say `min.cleanable.dirty.ratio`, in the words of Raft (Ongaro's
-    dissertation, section 5.1.3): a pass is due when u times the dirty section is larger than the clean one,
-    which is a ratio of 1 / (1 + u).
+    `snapshot.u` is another form of `min.cleanable.dirty.ratio`, in the terms of Raft (Ongaro's dissertation,
+    section 5.1.3): a pass is due when u times the dirty section is larger than the clean one, which is a
+    ratio of 1 / (1 + u).
     """
 
     cleanup_policy: str = _option("cleanup.policy", "compact", _policy)
@@ -190,15 +191,15 @@ class LogConfig:
 
     @property
     def codec(self) -> str | None:
-        """`compression.type` as Arrow names it."""
+        """`compression.type` under Arrow's name."""
         return None if self.compression_type == "none" else self.compression_type
 
     def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
         """These settings with some changed, by their Kafka names.
 
         Raises:
-            ConfigError: an unknown name (the nearest valid one is named), a value out of range, or two values
-                that exclude one another.
+            ConfigError: an unknown name (the closest valid one is named), a value out of range, or two values
+                that exclude each other.
         """
         known = {f.metadata["name"]: f for f in fields(self)}
         checked: dict[str, Any] = {}
@@ -207,10 +208,10 @@ class LogConfig:
             if name not in known:
                 near = difflib.get_close_matches(str(name), [*known, _U], n=1, cutoff=0.75)
                 raise ConfigError(
-                    f"There is no setting {name!r}.",
+                    f"Unknown setting: {name!r}.",
                     expected=f"{near[0]!r}" if near else "one of " + ", ".join(sorted(known)),
                     found=repr(name),
-                    remedy="use that name, if it is what you mean"
+                    remedy="use that name, if you mean it"
                     if near
                     else "`keyfold config PATH` shows all settings",
                 )
@@ -219,21 +220,21 @@ class LogConfig:
             except ValueError as e:
                 shown = without_secrets(value) if isinstance(value, str) else value
                 raise ConfigError(
-                    f"The setting {name!r} cannot have this value.", expected=str(e), found=repr(shown),
+                    f"Invalid value for the setting {name!r}.", expected=str(e), found=repr(shown),
                     remedy="correct the value",
                 ) from None  # fmt: skip
         changed = replace(self, **checked)
         if changed.anchors_auto > changed.commits_retained:
             raise ConfigError(
                 "anchors.auto is larger than commits.retained.",
-                expected=f"at most {changed.commits_retained}, the commits that can be named",
+                expected=f"at most {changed.commits_retained}, the value of commits.retained",
                 found=changed.anchors_auto, remedy="raise commits.retained, or lower anchors.auto",
             )  # fmt: skip
         if changed.max_compaction_lag_ms < changed.min_compaction_lag_ms:
-            # A record would be due for cleaning while it may not be cleaned.
+            # A record would be due for cleaning before it may be cleaned.
             raise ConfigError(
                 "max.compaction.lag.ms is smaller than min.compaction.lag.ms.",
-                expected=f"at least {changed.min_compaction_lag_ms}, the time that a record stays",
+                expected=f"at least {changed.min_compaction_lag_ms}, the value of min.compaction.lag.ms",
                 found=changed.max_compaction_lag_ms,
                 remedy="raise max.compaction.lag.ms, or lower min.compaction.lag.ms",
             )
@@ -252,7 +253,7 @@ class LogConfig:
         return {f.metadata["name"]: getattr(self, f.name) for f in fields(self)}
 
     def shown(self) -> dict[str, str]:
-        """All settings by their Kafka names as text for the eye, which `with_changes` takes back."""
+        """All settings by their Kafka names as readable text, which `with_changes` accepts."""
         return {
             f.metadata["name"]: NONE if value == f.metadata["none"] else str(value)
             for f in fields(self)

@@ -1,8 +1,8 @@
-"""`changelog.json`: what a changelog is. Made once; only settings and added columns change later, by the
-writer.
+"""`changelog.json`: the identity of a changelog. Created once. Later the writer changes settings and adds
+columns only.
 
-It is the last file that creating a changelog writes, so a directory without it is no changelog. A CRC32C over
-all other fields guards it: a wrong number of partitions would send every key to the wrong place.
+It is the last file that is written when a changelog is created, so a directory without it is not a changelog.
+A CRC32C over all other fields protects it: a wrong number of partitions would send keys to wrong partitions.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PARTITIONS_MAX: Final = 10_000
 
 @dataclass(frozen=True)
 class ChangelogMeta:
-    """What `changelog.json` says.
+    """The content of `changelog.json`.
 
     Attributes:
-        columns: None for a changelog of raw bytes (Kafka's shape).
-        app: whose batches a sink writes that names no app: the name of the directory when the changelog was
-            created. It stays the same where the directory gets another name, and in snapshots and clones.
-        snapshot: this is a copy to be read, which nobody writes to.
+        columns: None for a changelog of raw bytes (like Kafka's).
+        app: the default app of sinks: the name of the directory when the changelog was created. It does not
+            change if the directory is renamed, nor in snapshots and clones.
+        snapshot: this is a read-only copy.
     """
 
     uuid: str
@@ -58,7 +58,7 @@ class ChangelogMeta:
         }
         if self.snapshot:
             fields["snapshot"] = True
-        # Over the bytes, because another language writes the same JSON in another way.
+        # Over the bytes, because another language may write the same JSON differently.
         covered = json.dumps(fields, indent=2).removesuffix("\n}").encode() + b",\n  "
         return covered + b'"crc32c": "%08x"\n}\n' % crc32c(covered)
 
@@ -74,7 +74,7 @@ def check_partitions(partitions: object) -> int:
     if isinstance(partitions, int) and not isinstance(partitions, bool) and 1 <= partitions <= PARTITIONS_MAX:
         return partitions
     raise ConfigError(
-        "That is no number of partitions.", expected=f"a whole number from 1 to {PARTITIONS_MAX}",
+        "Invalid number of partitions.", expected=f"a whole number from 1 to {PARTITIONS_MAX}",
         found=repr(partitions), remedy="correct `partitions=`",
     )  # fmt: skip
 
@@ -89,19 +89,19 @@ def check_same_partitions(root: Path, identity: ChangelogMeta, partitions: int |
 
 
 def read_identity(files: Files, root: Path) -> ChangelogMeta:
-    """What the changelog at `root` is.
+    """The identity of the changelog at `root`.
 
     Raises:
-        NotAChangelog: there is no `changelog.json`.
-        Damaged: it is not what was written.
-        FormatTooNew: a later version made it.
+        NotAChangelog: `changelog.json` does not exist.
+        Damaged: its checksum or its content is wrong.
+        FormatTooNew: a later version of keyfold made it.
     """
     path = root / filenames.IDENTITY
     try:
         raw = _whole(files, path, files.read(path))
     except (FileNotFoundError, NotADirectoryError):
         raise NotAChangelog(
-            "This is not a changelog.", path=root, expected=f"a directory with {filenames.IDENTITY}",
+            "Not a changelog.", path=root, expected=f"a directory with {filenames.IDENTITY}",
             found="a directory without it" if files.is_directory(root)
             else "a file" if files.exists(root) else "no directory",
             remedy="correct the path, or create the changelog by opening it to write",
@@ -124,17 +124,18 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
         return ChangelogMeta(uuid, int(fields["partitions"]), columns, config, app, snapshot)
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise Damaged(
-            "The identity of a changelog is not as it was written.", path=path, position="byte 0",
+            f"{filenames.IDENTITY} is damaged.", path=path, position="byte 0",
             expected="JSON of a keyfold changelog with its CRC32C", found=f"{type(e).__name__}: {e}",
-            remedy="put the file back from a copy of this directory (that of a snapshot differs), or make "
-            "a changelog of a snapshot with Changelog.clone(snapshot, path)",
+            remedy="put the file back from a copy of this directory (a snapshot's own file differs), or "
+            "create a changelog from a snapshot with Changelog.clone(snapshot, path)",
         ) from e  # fmt: skip
 
 
 def write_identity(files: Files, root: Path, identity: ChangelogMeta) -> None:
-    """Replace `changelog.json`, whole or not at all.
+    """Replace `changelog.json` atomically.
 
-    Where a store may show a part of it when this process dies, `changelog.json.tmp` holds all of it first.
+    If a file system may expose a partly written file when this process dies, `changelog.json.tmp` holds the
+    whole content first.
     """
     path, data = root / filenames.IDENTITY, identity.encode()
     if files.has_locks:
@@ -150,7 +151,7 @@ def _replacement(path: Path) -> Path:
 
 
 def _whole(files: Files, path: Path, raw: bytes) -> bytes:
-    """What `path` was about to hold where whoever replaced it died within; else `raw`, what it holds."""
+    """The intended content of `path` if a process died while replacing it; otherwise `raw`, its content."""
     if raw.endswith(b"}\n"):
         return raw
     try:
@@ -165,8 +166,8 @@ def replace_identity(
 ) -> None:
     """Replace the `changelog.json` of a changelog by the writer with this epoch.
 
-    `prove` is called when all is ready, and raises where another writer has taken over. Whoever takes over
-    later removes what is ready before it reads the identity, so that no old content can replace a newer one.
+    `prove` is called when the new content is ready. It raises if another writer has taken over. A later
+    writer removes such content before it reads the identity, so old content cannot replace newer content.
     """
     temporary = filenames.identity_temporary(root, epoch)
     file = files.create(temporary)
@@ -181,7 +182,7 @@ def replace_identity(
 
 
 def remove_unfinished(files: Files, root: Path, below: int) -> None:
-    """Remove what writers with an epoch below this one would have replaced the identity by."""
+    """Remove replacements of the identity that writers with an epoch below this one have prepared."""
     for name in files.list_directory(root):
         epoch = filenames.identity_temporary_epoch(name)
         if epoch is not None and epoch < below:

@@ -1,11 +1,12 @@
-r"""Journals: the manifest's files. One per epoch, lines with their checksum, and beside it a head.
+r"""Journals: the files of the manifest. One per epoch: lines with a checksum each, and a head in a second
+file.
 
-A line is the CRC32C of the JSON behind it, as eight hexadecimal digits, a space, the JSON, a newline:
+A line is the CRC32C of the JSON after it, as eight hexadecimal digits, a space, the JSON, a newline:
 
     1f0a77c2 {"n":7,"t":"commit","commit":3,…}
 
 The head says how much of the journal is durable. It has two slots of 64 bytes, written in turn, so that a
-torn write leaves the other one; the valid slot with the larger length counts:
+torn write leaves the other one intact. The valid slot with the larger length counts:
 
     0                    20 21                   41 42       50 51       59  60      64
     | journal bytes, 20 d. |_| line number n, 20 d. |_| crc, 8 hex |_| slot crc |\n| spaces |
@@ -35,7 +36,7 @@ from keyfold.statestore.segment.block import FORMAT_VERSION
 
 _SLOT_BYTES: Final = 64
 _SLOT = re.compile(rb"^([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8}) ([0-9a-f]{8})\n {4}$")
-_REMEDY: Final = "restore from a snapshot or a copy; keyfold does not guess what a damaged manifest said"
+_REMEDY: Final = "restore from a snapshot or a copy; a damaged manifest cannot be repaired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Head:
 
 
 def read_head(files: Files, path: Path) -> Head | None:
-    """The head at `path`; None where there is none or no slot of it is valid."""
+    """The head at `path`. None if it does not exist or none of its slots is valid."""
     try:
         data = files.read(path)
     except FileNotFoundError:
@@ -73,7 +74,7 @@ def encode_line(line: Line) -> bytes:
 
 
 def decode_line(raw: bytes) -> Line | None:
-    """The line in `raw` (without its newline), None where the checksum or the form is wrong."""
+    """The line in `raw` (without its newline). None if the checksum or the form is wrong."""
     if len(raw) < 10 or raw[8:9] != b" ":
         return None
     try:
@@ -91,7 +92,7 @@ class JournalWriter:
     """
 
     def __init__(self, files: Files, root: Path, epoch: int) -> None:
-        """Claim `epoch`. Raises `FileExistsError` where somebody else did."""
+        """Claim `epoch`. Raises `FileExistsError` if another process has claimed it."""
         self._files = files
         self._journal: OpenFile = files.create(filenames.journal(root, epoch))
         self._head: OpenFile | None = None
@@ -109,21 +110,19 @@ class JournalWriter:
         return self._journal.position
 
     def is_in_place(self) -> bool:
-        """Whether the journal is still the one of that name."""
+        """Whether the path still leads to this journal."""
         return self._files.is_in_place(self._journal)
 
     def append(self, line: Line) -> None:
-        """Write one line and sync it. The caller never retries: after an error the journal's end is
-        unknown.
-        """
+        """Write one line and sync it. Never retry after an error: the end of the journal is unknown then."""
         raw = encode_line(line)
         self._files.append(self._journal, [raw])
         self._files.sync(self._journal)
         self._crc = crc32c(raw, self._crc)
 
     def end(self) -> None:
-        """No line comes any more. Where a file is whole only once it is closed, the journal has to be closed
-        before its head is there.
+        """End the journal. On a file system where a file is complete only once it is closed, this comes
+        before its head is written.
         """
         self._files.close(self._journal)
 
@@ -154,12 +153,13 @@ def begin_journal(
     *,
     only: bool = False,
 ) -> State:
-    """Write the whole state at the head of a new journal, durable and visible; returns the state with its new
-    number.
+    """Write the whole state as the first line of a new journal, durable and visible. Returns the state with
+    its new line number.
 
     Args:
-        prove: called once it is durable; raises where somebody else has taken over: then it is not published.
-        only: no line follows, as in a snapshot.
+        prove: called when the line is durable. Raises if another process has taken over; then the line is not
+            published.
+        only: no further line follows, as in a snapshot.
     """
     state = states.pruned(state, identity.config.commits_retained)
     line = states.checkpoint(state, epoch, identity.uuid)
@@ -173,9 +173,9 @@ def begin_journal(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a journal says: the state behind its last accepted line, and how many bytes that took.
+    """The content of a journal: the state after its last accepted line, and the length up to there in bytes.
 
-    `torn` is the number of bytes behind them that were not accepted.
+    `torn` is the number of bytes after that, which were not accepted.
     """
 
     state: State
@@ -185,23 +185,22 @@ class Loaded:
 
 
 def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head | None) -> Loaded | None:
-    """For recovery: everything valid in a journal, cut at a torn last line.
+    """For recovery: everything valid in a journal, without a torn last line.
 
-    None where the journal's checkpoint never became whole and nothing says that it was durable: an opening
-    that died.
+    None if the journal's checkpoint is incomplete and no head says that it was durable: an opening that died.
 
     Raises:
-        Damaged: the journal is shorter than its head says, or a damaged line is followed by a sound one.
-        FormatTooNew: a later version wrote it.
+        Damaged: the journal is shorter than its head says, or an intact line follows a damaged one.
+        FormatTooNew: a later version of keyfold wrote it.
     """
     path = filenames.journal(root, epoch)
     data = files.read(path)
     loaded = _fold(data, path, identity, None)
     if head is not None and (loaded is None or loaded.length < head.length):
         raise Damaged(
-            "A manifest journal is shorter than its head says, or damaged before that point.", path=path,
+            "A manifest journal is damaged, or shorter than its head says.", path=path,
             position=f"byte {loaded.length if loaded else 0}", expected=f"{head.length} durable bytes",
-            found=f"{loaded.length if loaded else 0} sound bytes of {len(data)}", remedy=_REMEDY,
+            found=f"{loaded.length if loaded else 0} intact bytes of {len(data)}", remedy=_REMEDY,
         )  # fmt: skip
     if loaded is None:
         rest = data.split(b"\n")[1:]
@@ -215,14 +214,14 @@ def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head
 
 
 def read_durable(files: Files, root: Path, epoch: int, identity: str, head: Head) -> Loaded:
-    """For readers: the journal up to its head and not a byte further. Raises `Damaged`,
+    """For readers: the journal up to its head, without the bytes after it. Raises `Damaged`,
     `FileNotFoundError`.
     """
     path = filenames.journal(root, epoch)
     data = files.read(path, 0, head.length)
     if len(data) < head.length or crc32c(data) != head.crc:
         raise Damaged(
-            "A manifest journal is not what its head says.", path=path,
+            "A manifest journal does not match its head.", path=path,
             position=f"bytes 0 to {head.length}", expected=f"crc32c {head.crc:08x}",
             found=f"{len(data)} bytes, crc32c {crc32c(data):08x}", remedy=_REMEDY,
         )  # fmt: skip
@@ -233,7 +232,7 @@ def read_durable(files: Files, root: Path, epoch: int, identity: str, head: Head
 
 
 def read_further(files: Files, root: Path, epoch: int, identity: str, head: Head, before: Loaded) -> Loaded:
-    """For readers that follow: only the lines between `before` and the head of the same journal."""
+    """For readers that follow: only the lines from `before` to the head of the same journal."""
     path = filenames.journal(root, epoch)
     data = files.read(path, before.length, head.length - before.length)
     if crc32c(data, before.crc) != head.crc:
@@ -245,8 +244,8 @@ def read_further(files: Files, root: Path, epoch: int, identity: str, head: Head
 
 
 def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Loaded | None:
-    """Apply the sound lines of `data`, which begins behind `before`; None without a sound checkpoint at the
-    start.
+    """Apply the intact lines of `data`, which begins after `before`. None if it does not start with an intact
+    checkpoint.
     """
     state = before.state if before else None
     start = before.length if before else 0
@@ -259,8 +258,8 @@ def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Load
             state = _first(line, path, identity) if state is None else states.apply(state, line)
         except (KeyError, ValueError, TypeError, IndexError) as e:
             raise Damaged(
-                "A manifest line has a right checksum and makes no sense.", path=path,
-                position=f"byte {start + position}", expected="a line that follows from those before it",
+                "A manifest line has a valid checksum but invalid content.", path=path,
+                position=f"byte {start + position}", expected="a line that follows from the lines before it",
                 found=f"{type(e).__name__}: {e}", remedy=_REMEDY,
             ) from e  # fmt: skip
         position = end + 1
@@ -286,10 +285,10 @@ def _first(line: Line, path: Path, identity: str) -> State:
 
 def _damaged_line(path: Path, position: int) -> Damaged:
     return Damaged(
-        "A manifest line is damaged, and sound lines stand behind it.",
+        "A manifest line is damaged, and intact lines follow it.",
         path=path,
         position=f"byte {position}",
-        expected="a line with the CRC32C it begins with",
+        expected="a line that matches its CRC32C",
         found="a line with another CRC32C",
         remedy=_REMEDY,
     )

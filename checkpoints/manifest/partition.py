@@ -1,4 +1,4 @@
-"""What the manifest says of one partition."""
+"""The manifest's state of one partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keyfold.statestore.segment.writer import Segment
 
 @dataclass(frozen=True, slots=True)
 class CleanMark:
-    """A cleaner pass came to its end, `clean_end`, at `time_ms`: it dates the tombstones below."""
+    """A completed cleaner pass: it reached `clean_end` at `time_ms`, which dates the tombstones below."""
 
     clean_end: int
     time_ms: int
@@ -22,35 +22,36 @@ class CleanMark:
 class PartitionState:
     """One partition's log.
 
-    What holds after every line, whatever was folded, broken off, rolled back, retained or configured:
+    These invariants hold after every line, whatever was folded, aborted, rolled back, retained or configured:
 
     1. `start` <= `unique_end` <= `clean_end` <= `end`, and `start` < every split < `clean_end`.
     2. **Dense**: every offset in [`clean_end`, `end`) has the record that was committed there.
     3. **Exact**: for every position from `clean_end` on, and for every split, the records below it fold to
-       what all records that were committed in [`start`, position) fold to.
+       the same state as all records that were committed in [`start`, position).
     4. **Unique**: below `unique_end` no key occurs twice between two neighbouring splits, or between one of
        them and `start` or `unique_end`.
 
-    So a position may cut a pass only if it `is_exact`: another one is no split, and records on its two sides
-    would both be kept where 4 says that one is.
+    So a position may cut a pass only if it `is_exact`. Another position is no split, and records on its two
+    sides would both be kept where invariant 4 promises one.
 
     Attributes:
         segments: in offset order; the last may be active.
-        start, end: log start offset, and one past the last committed record.
+        start, end: log start offset and log end offset (one past the last committed record).
         clean_end: records below may have been folded by the cleaner (Kafka: first dirty offset).
-        unique_end: how far keys are unique. Less than `clean_end` after a pass that was broken off, or that
-            went back for a split that no anchor wants any more and had no room for all keys that follow.
-        passes: for tombstones' delete horizons, ascending.
-        splits: anchor offsets that kept older records of a key inside the clean section, ascending. One that
-            no anchor wants any more is there until a pass has gone over it.
-        swept_end: at most `unique_end`. Tombstones below were past their delete horizon when a pass last
-            looked at them; those that are left have an older record of their key that a split keeps.
+        unique_end: keys are unique up to here. Less than `clean_end` after an aborted pass, or after a pass
+            that began lower because of a split that no anchor needs any more, and had no memory for all later
+            keys.
+        passes: date the tombstones for their delete horizons; ascending.
+        splits: anchor offsets that kept older records of a key inside the clean section, ascending. A split
+            that no anchor needs any more remains until a pass has gone over it.
+        swept_end: at most `unique_end`. The last pass removed the tombstones below that were past their
+            delete horizon. For those that remain, a split keeps an older record of their key.
         dropped_tombstones: the highest offset of a dropped tombstone between each two neighbouring splits,
-            ascending; so of those below a position that `is_exact` the highest one is always known.
-        dropped_at: the line that took the last tombstone, whichever its offset.
-        cuts: where each rollback has cut the log; a swap that was made before one is void, and so is the
-            position of a reader that was further on.
-        uncleanable: why the cleaner has given this partition up, empty if it has not.
+            ascending. So the highest one below any position that `is_exact` is always known.
+        dropped_at: the line that dropped the last tombstone, whichever its offset.
+        cuts: where each rollback has cut the log. A swap made before a cut is void, and so is the position of
+            a reader beyond it.
+        uncleanable: why the cleaner gave up this partition; empty if it did not.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -68,7 +69,7 @@ class PartitionState:
 
     @property
     def generation(self) -> int:
-        """Counts rollbacks."""
+        """Number of rollbacks."""
         return len(self.cuts)
 
     @property
@@ -81,12 +82,12 @@ class PartitionState:
 
     @property
     def dropped_tombstone(self) -> int:
-        """The highest offset of a tombstone that is gone, -1 for none."""
+        """The highest offset of a dropped tombstone, -1 for none."""
         return max(self.dropped_tombstones, default=-1)
 
     def is_exact(self, offset: int) -> bool:
-        """Whether the records below an offset, from `start` on, still fold to what they folded to when it was
-        the log's end.
+        """Whether the records from `start` up to an offset still fold to the state of the time when the
+        offset was the log's end.
         """
         at = bisect_left(self.splits, offset)
         return offset >= self.clean_end or self.splits[at : at + 1] == (offset,)
@@ -94,10 +95,10 @@ class PartitionState:
     # -- what a line makes of it -----------------------------------------------------------------------------
 
     def folded(self, line: Line, n: int) -> PartitionState:
-        """After a `swap` line, number `n`. Raises `ValueError` where it takes out what is not there."""
+        """After `swap` line number `n`. Raises `ValueError` if it removes segments that do not exist."""
         out = set(line["out"])
         if not out <= {s.name for s in self.segments}:
-            raise ValueError("a swap takes out segments that are not there")
+            raise ValueError("a swap removes segments that do not exist")
         rest = (s for s in self.segments if s.name not in out)
         added = map(segment_from, line["in"])
         return replace(
@@ -113,8 +114,8 @@ class PartitionState:
         )
 
     def retained(self, start: int, out: set[str]) -> PartitionState:
-        """Without the segments `out`: the log begins at `start`. States are folds from there on, so what held
-        holds. A tombstone that a record below kept may go now.
+        """Without the segments `out`: the log begins at `start`. States are folds from there on, so the
+        invariants remain true. A tombstone that a record below kept may be dropped now.
         """
         splits = tuple(x for x in self.splits if x > start)
         return replace(
@@ -129,8 +130,8 @@ class PartitionState:
         )
 
     def truncated(self, end: int, segments: tuple[Segment, ...]) -> PartitionState:
-        """As of `end`, which `is_exact`. The log goes on from there with records that are all there, and the
-        state there is exact, so `end` needs to be no split any more.
+        """As of `end`, which `is_exact`. All records from there on exist, and the state at `end` is exact, so
+        `end` need not be a split any more.
         """
         passes = {min(x.clean_end, end): x.time_ms for x in reversed(self.passes)}
         return replace(
@@ -147,13 +148,12 @@ class PartitionState:
 
     @property
     def unique_below(self) -> int:
-        """How far passes have come, or the first split below that: no key occurs twice before it."""
+        """How far passes have come, or the first split below that. No key occurs twice before it."""
         return min((self.unique_end, *self.splits))
 
     def may_miss_delete(self, offset: int, to: int | None = None) -> bool:
-        """Whether a reader that goes on from `offset` to `to` may miss the delete of a key that it has seen.
-
-        The tombstone came later and is gone. From the start of the log there is nothing to miss.
+        """Whether a reader that continues from `offset` to `to` may miss the delete of a key that it has
+        seen: the tombstone came later and was dropped. From the start of the log nothing can be missed.
 
         Args:
             to: an offset at which the state is exact; None for the end of the log.
@@ -161,7 +161,7 @@ class PartitionState:
         return 0 < offset <= self.last_dropped(to)
 
     def last_dropped(self, to: int | None = None) -> int:
-        """The highest offset below `to` of a tombstone that is gone, -1 for none."""
+        """The highest offset below `to` of a dropped tombstone, -1 for none."""
         return max((x for x in self.dropped_tombstones if to is None or x < to), default=-1)
 
 
@@ -206,7 +206,7 @@ def partition_from(line: Line) -> PartitionState:
 
 
 def _dropped_from(line: Line) -> tuple[int, ...]:
-    """Lines of an earlier form name only the highest one, -1 for none."""
+    """Lines of an earlier form name only the highest offset, -1 for none."""
     if "dropped_tombstones" in line:
         return tuple(line["dropped_tombstones"])
     highest: int = line["dropped_tombstone"]

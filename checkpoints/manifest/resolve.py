@@ -1,4 +1,6 @@
-"""Points in a changelog's life: what `at=` means, and whether the state there is still exact."""
+"""Resolves points in a changelog's history: the meaning of `at=`, and whether the state there is still
+exact.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import CompactedAway, ConfigError
 
-#: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, a time, or an end offset for every
+#: None (now), a commit number, `(app_id, batch_id)`, an anchor's name, a time, or one end offset for each
 #: partition.
 At: TypeAlias = "int | tuple[str, int] | str | datetime.datetime | Mapping[int, int] | None"
 
@@ -28,11 +30,11 @@ def resolve_ends(state: State, root: Path, at: At) -> tuple[int, ...]:
         anchor = state.anchors.get(at)
         if anchor is None:
             raise ConfigError(
-                "There is no such anchor.",
+                f"The anchor {at!r} does not exist.",
                 path=root,
-                expected=", ".join(sorted(state.anchors)) or "no anchor is set",
+                expected=", ".join(sorted(state.anchors)) or "an anchor (none is set)",
                 found=repr(at),
-                remedy="name one that exists",
+                remedy="name an anchor that exists",
             )
         return _exact(state, root, anchor.ends, f"anchor {at!r}, commit {anchor.commit}")
     commit = commit_at(state, root, at)
@@ -48,7 +50,7 @@ def _exact(state: State, root: Path, ends: tuple[int, ...], what: str) -> tuple[
     if state.retained_no_more(ends):
         starts = ", ".join(str(p.start) for p in state.partitions)
         raise CompactedAway(
-            "Retention has removed the records of that point.", path=root, position=what,
+            "Retention has removed the records of this point.", path=root, position=what,
             expected=f"a point after the log start offsets {starts}",
             found=f"end offsets {', '.join(map(str, ends))}",
             remedy="restore at a later commit; raise retention.ms or retention.bytes to keep more",
@@ -64,7 +66,7 @@ def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int,
     right = all(0 <= at.get(n, -1) <= p.end for n, p in enumerate(state.partitions))
     if not right or len(at) != len(state.partitions):
         raise ConfigError(
-            "These are no end offsets of this changelog.", path=root,
+            "Invalid end offsets for this changelog.", path=root,
             expected=", ".join(f"{n}: 0 to {p.end}" for n, p in enumerate(state.partitions)),
             found=", ".join(f"{n}: {at[n]}" for n in sorted(at)) or "none",
             remedy="give one end offset for each partition",
@@ -73,9 +75,9 @@ def _checked_ends(state: State, root: Path, at: Mapping[int, int]) -> tuple[int,
 
 
 def resolve_since(state: State, root: Path, since: At, to: tuple[int, ...]) -> tuple[int, ...]:
-    """Where every partition ended at a point after which the changes are wanted, up to the end offsets `to`.
-    Its own state need not be exact. Raises `CompactedAway` where a delete between the two is gone, or the log
-    begins later.
+    """The end offset of every partition at a point, for the changes from there up to the end offsets `to`.
+    The state at the point need not be exact. Raises `CompactedAway` if a delete between the two was dropped,
+    or the point is below the log start offset.
     """
     if isinstance(since, str) or since is None:
         ends = resolve_ends(state, root, since)
@@ -87,16 +89,17 @@ def resolve_since(state: State, root: Path, since: At, to: tuple[int, ...]) -> t
         check_no_missed_delete(state, root, number, end, to[number])
         if end < p.start:
             raise CompactedAway(
-                "The log begins later than that.", path=root, position=f"partition {number}, offset {end}",
+                f"Offset {end} is below the log start offset {p.start} (removed by retention).", path=root,
+                position=f"partition {number}, offset {end}",
                 expected=f"an offset from {p.start}", found=end,
-                remedy="take the whole state; what was before is deleted by retention",
+                remedy="restore the whole state, without since=",
             )  # fmt: skip
     return ends
 
 
 def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.datetime) -> Commit:
-    """The commit that `at` means. Raises `CompactedAway` where it was folded away, `ConfigError` where it
-    never was.
+    """The commit that `at` means. Raises `CompactedAway` if it was compacted away, `ConfigError` if it never
+    existed.
     """
     if isinstance(at, datetime.datetime):
         moment = at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
@@ -104,7 +107,7 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
     if isinstance(at, tuple):
         if len(at) != 2:
             raise ConfigError(
-                "`at` is no point in a changelog's life.", path=root, expected="(app_id, batch_id)",
+                "Invalid `at`.", path=root, expected="(app_id, batch_id)",
                 found=f"a tuple of {len(at)}", remedy="correct `at=`",
             )  # fmt: skip
         app, batch = checked_app(at[0]), checked_batch(at[1])
@@ -114,17 +117,17 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
             return match[-1]
         if last is None or batch > last.batch:
             raise ConfigError(
-                "There is no such batch.",
+                f"Batch {batch} of app {app!r} does not exist.",
                 path=root,
                 position=f"app {app!r}, batch {batch}",
-                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, a batch it has committed",
-                found="no commit of it",
+                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, and one of its batches",
+                found="no commit of this batch",
                 remedy="correct `at=`",
             )
         raise compacted_away(state, root, f"batch {batch} of app {app!r}")
     if isinstance(at, bool) or not isinstance(at, int):
         raise ConfigError(
-            "`at` is no point in a changelog's life.",
+            "Invalid `at`.",
             path=root,
             expected="a commit number, (app_id, batch_id), an anchor's name, a datetime, "
             "{partition: end offset} or None",
@@ -136,7 +139,7 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
             return commit
     if not 1 <= at < state.next_commit:
         raise ConfigError(
-            "There is no such commit.",
+            f"Commit {at} does not exist.",
             path=root,
             expected=f"a number from 1 to {state.next_commit - 1}",
             found=at,
@@ -146,16 +149,18 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
 
 
 def _commit_of(state: State, root: Path, moment: datetime.datetime) -> Commit:
-    """The last commit not after a time. Raises `CompactedAway` where it may be one that is no longer kept."""
+    """The last commit not after a time. Raises `CompactedAway` if that may be one that is no longer
+    retained.
+    """
     limit = moment.timestamp() * 1000
     before = [i for i, c in enumerate(state.commits) if c.time_ms <= limit]
-    # The clock may have gone backwards: a commit that is no longer kept may be earlier than one that is.
+    # The clock may have gone backwards: a commit that is no longer retained may be earlier than one that is.
     if not before or any(0 <= c.until_ms <= limit for c in state.commits[before[-1] :]):
         raise compacted_away(state, root, moment.isoformat())
     return state.commits[before[-1]]
 
 
-#: A rollback leaves a gap in the numbers: so many runs of them are named, the last ones.
+#: A rollback leaves a gap in the numbers. An error names at most this many runs of numbers, the last ones.
 _RUNS = 5
 
 
@@ -170,26 +175,27 @@ def compacted_away(state: State, root: Path, what: str) -> CompactedAway:
     if state.anchors:
         nearest += ", anchors " + ", ".join(sorted(state.anchors))
     return CompactedAway(
-        "The exact state at that point was folded away or rolled back, or is no longer kept.",
+        "The exact state at this point no longer exists: it was compacted away, rolled back, or is no longer "
+        "retained.",
         path=root,
         position=what,
         expected=nearest,
         found=what,
-        remedy="restore at one of those; set an anchor before compaction to keep a point, or raise "
-        "commits.retained to keep more commits by their numbers",
+        remedy="restore at one of the points above. To keep a point, set an anchor before compaction; to "
+        "keep more commits by number, raise commits.retained",
     )
 
 
 def resolve_commit(state: State, root: Path, at: At) -> Commit:
-    """The commit that `at` means, whose state is exact; None means the last one.
+    """The commit that `at` means; its state is exact. None means the last commit.
 
     Raises:
         CompactedAway: the exact state at that commit no longer exists.
-        ConfigError: there is no such commit, or offsets were given, which need not be those of a commit.
+        ConfigError: the commit does not exist; or `at` is a mapping of offsets, which may be between commits.
     """
     if isinstance(at, Mapping) or (at is None and not state.commits):
         raise ConfigError(
-            "This needs a commit.", path=root,
+            "A commit is required here.", path=root,
             expected="a commit number, (app_id, batch_id), an anchor's name or a time",
             found="offsets" if isinstance(at, Mapping) else "a changelog without commits",
             remedy="name a commit" if isinstance(at, Mapping) else "commit a batch first",
@@ -202,19 +208,19 @@ def resolve_commit(state: State, root: Path, at: At) -> Commit:
 
 
 def not_alone(commit: Commit, root: Path) -> Commit:
-    """The same commit. Raises `CompactedAway` where it is not known what all apps had committed by then."""
+    """The same commit. Raises `CompactedAway` if the last commits of the other apps by then are unknown."""
     if commit.alone:
         raise CompactedAway(
-            "What other apps had committed by then is no longer kept.", path=root,
+            "The last commits of the other apps by then are no longer retained.", path=root,
             position=f"commit {commit.number}", expected="one of the last commits, or one with an anchor",
-            found=f"the last commit of app {commit.app!r}, which is kept for that app alone",
+            found=f"the last commit of app {commit.app!r}, which is retained for that app only",
             remedy="name a later commit; raise commits.retained to keep more",
         )  # fmt: skip
     return commit
 
 
 def apps_at(state: State, root: Path, ends: tuple[int, ...]) -> list[Commit]:
-    """The last commit of every app up to these offsets. Raises `CompactedAway` where that is not known."""
+    """The last commit of every app up to these offsets. Raises `CompactedAway` if that is unknown."""
     held = [c for c in state.commits if all(e <= end for e, end in zip(c.ends, ends, strict=True))]
     if held and (held[-1].ends == ends or held[-1].until_ms < 0):
         not_alone(held[-1], root)
@@ -226,7 +232,7 @@ def apps_at(state: State, root: Path, ends: tuple[int, ...]) -> list[Commit]:
 def partition_state(state: State, root: Path, partition: int) -> PartitionState:
     if not 0 <= partition < len(state.partitions):
         raise ConfigError(
-            "There is no such partition.", path=root, expected=f"0 to {len(state.partitions) - 1}",
+            f"Partition {partition} does not exist.", path=root, expected=f"0 to {len(state.partitions) - 1}",
             found=partition, remedy="correct `partition=`",
         )  # fmt: skip
     return state.partitions[partition]
@@ -235,15 +241,15 @@ def partition_state(state: State, root: Path, partition: int) -> PartitionState:
 def check_no_missed_delete(
     state: State, root: Path, partition: int, offset: int, to: int | None = None
 ) -> None:
-    """Raises `CompactedAway` where following from `offset` up to `to` would miss a delete."""
+    """Raises `CompactedAway` if following from `offset` up to `to` would miss a delete."""
     p = partition_state(state, root, partition)
     if p.may_miss_delete(offset, to):
         raise CompactedAway(
             "A delete after this position was compacted away.",
             path=filenames.partition(root, partition),
             position=f"partition {partition}, offset {offset}",
-            expected=f"an offset above {p.last_dropped(to)}, the last delete that was dropped",
+            expected=f"an offset above {p.last_dropped(to)}, the last dropped delete",
             found=offset,
-            remedy="reload the state in full, then follow from where it ends; a larger delete.retention.ms "
+            remedy="load the full state again, then follow from its end offset; a larger delete.retention.ms "
             "leaves more time",
         )

@@ -1,8 +1,8 @@
-"""Whether a new query goes on exactly where a resumed commit ended. Pure.
+"""Checks whether a new query continues exactly where a resumed commit ended. Pure.
 
-Two things have to fit: each source begins where it stood at that commit, and each operator that keeps state
-in Spark begins with the state of that commit. Otherwise records count twice or not at all, or what the
-changelog holds is replaced by results of the new records only.
+Two conditions must hold. Each source begins at its position of that commit. Each operator that keeps state in
+Spark begins with the state of that commit. Otherwise records count twice or not at all, or results of the new
+records only replace the changelog's state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from keyfold.checkpoints.manifest.source_offsets import Begin, difference, witho
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.statestore.errors import BatchConflict
 
-_APPEND = 'on_reset="append" takes what comes as it is'
+_APPEND = 'on_reset="append" accepts the query as it is'
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Operator:
     """An operator of a query that keeps state in Spark's checkpoint.
 
     Attributes:
-        name: of its class in Spark.
-        states: what it begins with: uuid of a changelog, and the commit whose state it is.
+        name: its class name in Spark.
+        states: its initial states: the uuid of a changelog, and the commit of the state.
     """
 
     name: str
@@ -35,8 +35,8 @@ class QueryStart:
     """How a query begins.
 
     Attributes:
-        begins: where each of its sources begins, in the order of the query. Seeds are left out.
-        operators: those that keep state.
+        begins: where each source begins, in the order of the query, without seeds.
+        operators: the operators that keep state.
     """
 
     begins: tuple[Begin, ...]
@@ -46,14 +46,14 @@ class QueryStart:
 def check_resumed(
     last: Commit, batch: int, start: QueryStart, changelog: str, *, accept_replay: bool
 ) -> None:
-    """Check that a query goes on from `last`, the app's last commit, which `resume` has pinned.
+    """Check that a query continues from `last`, the app's last commit, which `resume` has pinned.
 
     Args:
-        changelog: its uuid.
-        accept_replay: let sources pass that keep no position to go on from, such as files and rates.
+        changelog: the changelog's uuid.
+        accept_replay: also accept sources that keep no position to continue from, such as files and rates.
 
     Raises:
-        BatchConflict: it does not.
+        BatchConflict: the query does not continue from that commit.
     """
     _check_sources(last, batch, start.begins, accept_replay=accept_replay)
     bare = [o.name for o in start.operators if (changelog, last.number) not in o.states]
@@ -61,13 +61,13 @@ def check_resumed(
         return
     others = sorted({commit for o in start.operators for _, commit in o.states})
     raise BatchConflict(
-        "The new query keeps a state of its own, which does not begin with that of the resumed commit: its "
-        "results would be those of the new records only, and replace what the changelog holds.",
+        "The new query has a stateful operator that does not begin with the state of the resumed commit. Its "
+        "results would reflect the new records only, and replace the state in the changelog.",
         position=f"batch {batch} of app {last.app!r}",
         expected=f"the state of commit {last.number} as input of {', '.join(bare)}",
         found="the state of " + ", ".join(f"commit {n}" for n in others) if others else "no restored state",
-        remedy="delete the new checkpoint; give resume(...) to aggregate(..., resumed=again), or "
-        "initial_state(spark, again) to transformWithState, or unite seed(spark, again) with the stream that "
+        remedy="delete the new checkpoint; pass resume(...) to aggregate(..., resumed=again), or "
+        "initial_state(spark, again) to transformWithState, or union seed(spark, again) with the stream that "
         f"is aggregated. If the state may be lost, {_APPEND}",
     )
 
@@ -75,12 +75,12 @@ def check_resumed(
 def _check_sources(last: Commit, batch: int, begins: Sequence[Begin], *, accept_replay: bool) -> None:
     ended = without_seeds(last.source)
     if not ended:
-        problems = [] if accept_replay else ["the commit says nothing of any source"]
-        expected, remedy = "a commit of a query", "say accept_replay=True if all that the query reads is new"
+        problems = [] if accept_replay else ["the commit has no source positions"]
+        expected, remedy = "a commit of a query", "set accept_replay=True if all that the query reads is new"
     elif len(ended) != len(begins):
         problems = [f"the query has {_counted(len(begins))}"]
         expected = f"the {_counted(len(ended))} of the query that made commit {last.number}, in its order"
-        remedy = f"give the new query the same sources. If it shall read other ones, {_APPEND}"
+        remedy = f"give the new query the same sources. If it should read other sources, {_APPEND}"
     else:
         found = [(n, difference(e, b)) for n, (e, b) in enumerate(zip(ended, begins, strict=True))]
         wrong = [(n, d) for n, d in found if d is not None and (d.is_known or not accept_replay)]
@@ -91,7 +91,7 @@ def _check_sources(last: Commit, batch: int, begins: Sequence[Begin], *, accept_
         )
     if problems:
         raise BatchConflict(
-            f"The new query of app {last.app!r} does not begin where the resumed commit ended: records would "
+            f"The new query of app {last.app!r} does not begin where the resumed commit ended. Records would "
             "count twice, or not at all.",
             position=f"batch {batch}", expected=expected, found="; ".join(problems), remedy=remedy,
         )  # fmt: skip
@@ -102,12 +102,12 @@ def _remedy(*, replays: bool, moved: bool) -> str:
     if moved:
         steps.append(
             "delete the new checkpoint, and start the source with the options that resume(...) gives: "
-            f".options(**again.options()). If records shall be left out or come again, {_APPEND}"
+            f".options(**again.options()). If records may be skipped or read again, {_APPEND}"
         )
     if replays:
         steps.append(
-            "where it is right that they come again (upserts of the same values, or only new files are "
-            "there), give the sink accept_replay=True"
+            "if reading these records again is correct (upserts of the same values, or only new files "
+            "exist), give the sink accept_replay=True"
         )
     return "; ".join(steps)
 
@@ -117,5 +117,5 @@ def _counted(sources: int) -> str:
 
 
 def text_of(source: Iterable[str]) -> str:
-    """Positions in a message."""
+    """Source positions as text for a message."""
     return " | ".join(source) or "no offsets"

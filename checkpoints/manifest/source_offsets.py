@@ -1,5 +1,5 @@
-"""Positions of a query's sources, as Spark keeps them: as the options that start the sources there, and
-compared with each other.
+"""Positions of a query's sources, as Spark stores them: converted to the options that start the sources
+there, and compared with each other.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import Any, Final, TypeAlias
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.statestore.errors import NotResumable
 
-#: A topic of Kafka and the number of a partition.
+#: A Kafka topic and a partition number.
 Place: TypeAlias = tuple[str, int]
 
 _SHOWN_CHARACTERS: Final = 200
 _SHOWN_PARTS: Final = 3
 _NOTHING_YET: Final = "-"
-_APPEND: Final = 'read again from where you choose, with on_reset="append"'
+_APPEND: Final = 'choose where to start reading, and set on_reset="append"'
 
 
 def source_options(commit: Commit, source: int | None, root: Path) -> dict[str, str]:
-    """The options for source number `source`, seeds not counted; None: for the only one that has some.
+    """The options for source number `source`, not counting seeds. None: for the only source that can be
+    resumed.
 
     Raises:
-        NotResumable: there are none for it, or several sources have some.
+        NotResumable: the source cannot be resumed, or `source` is None and there are several.
     """
     found = [options_of(text) for text in without_seeds(commit.source)]
     if source is None:
@@ -53,9 +54,9 @@ def _only(commit: Commit, found: list[dict[str, str] | str], root: Path) -> dict
             remedy=_APPEND,
         )  # fmt: skip
     raise NotResumable(
-        f"Commit {commit.number} is of a query with several sources.", path=root,
+            f"Commit {commit.number} belongs to a query with several sources.", path=root,
         expected="the number of one of them", found=described,
-        remedy="ask for each: options(source=0), options(source=1), … in the order of the query",
+            remedy="call options for each: options(source=0), options(source=1), … in the order of the query",
     )  # fmt: skip
 
 
@@ -69,24 +70,24 @@ def _described(options: dict[str, str] | str) -> str:
 
 
 def options_of(text: str) -> dict[str, str] | str:
-    """The options for a source whose offset Spark wrote as `text`, or why there are none."""
+    """The options for a source whose offset Spark wrote as `text`, or the reason why there are none."""
     if text.strip() == _NOTHING_YET:
-        return "it had given nothing yet: start it as at the first time"
+        return "it had produced no data yet: start it as in the first run"
     offset = _parsed(text)
     if offset is None:
-        return "its position is no JSON"
+        return "its position is not JSON"
     if (isinstance(offset, dict) and "keyfold" in offset) or kafka_position(text) is not None:
         return {"startingOffsets": text}
     if isinstance(offset, dict) and "logOffset" in offset:
         return "a file source keeps only the number of its own log entry, which is in the lost checkpoint"
-    return "its position is only shown: " + text[:_SHOWN_CHARACTERS]
+    return "keyfold cannot start this kind of source at its position: " + text[:_SHOWN_CHARACTERS]
 
 
 def kafka_position(text: str) -> dict[Place, int] | None:
-    """The next offset of each partition, where `text` is the offset of a Kafka source; else None.
+    """The next offset of each partition if `text` is the offset of a Kafka source; otherwise None.
 
-    It names the partitions that the source had. Whether they were subscribed to by name, by pattern or
-    assigned, it does not say.
+    It names the partitions of the source. It does not say whether they were subscribed to by name, by
+    pattern, or assigned.
     """
     offset = _parsed(text)
     if not (isinstance(offset, dict) and offset and all(_is_kafka(v) for v in offset.values())):
@@ -99,8 +100,8 @@ def kafka_position(text: str) -> dict[Place, int] | None:
 
 
 def seed_of(text: str) -> tuple[str, int] | None:
-    """The uuid and the commit of a seed that has been given; None for another source's position, and for a
-    seed that is still to come.
+    """The uuid and the commit of a seed that was read. None for the position of another source, and for a
+    seed that was not read yet.
     """
     offset = _parsed(text)
     if isinstance(offset, dict) and type(offset.get("seed")) is int:
@@ -109,26 +110,28 @@ def seed_of(text: str) -> tuple[str, int] | None:
 
 
 def without_seeds(positions: Sequence[str]) -> tuple[str, ...]:
-    """The positions of the sources that events come from; the state of a seed is in the commit's own."""
+    """The positions of the sources of events, without seeds. The commit's own state contains a seed's
+    state.
+    """
     return tuple(text for text in positions if not is_seed(text))
 
 
 def is_seed(text: str) -> bool:
-    """Whether this is the position of a seed, given or not."""
+    """Whether this is the position of a seed, read or not."""
     offset = _parsed(text)
     return isinstance(offset, dict) and "keyfold" in offset and "seed" in offset
 
 
-# -- compared ------------------------------------------------------------------------------------------------
+# -- comparison ----------------------------------------------------------------------------------------------
 
 
 def same_positions(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether all sources are at the same place, however Spark or the source has written it."""
+    """Whether all sources are at the same position, whichever way Spark or the source has written it."""
     return len(one) == len(other) and all(_place(a) == _place(b) for a, b in zip(one, other, strict=True))
 
 
 def _place(text: str) -> Any:
-    """What of a position says where the source is. A keyfold source adds how it came there."""
+    """The part of a position that says where the source is. A keyfold source adds how it got there."""
     offset = _parsed(text)
     if offset is None:
         return text
@@ -138,9 +141,9 @@ def _place(text: str) -> Any:
 
 
 def beginning_of(end: str, begin: str | None) -> str | None:
-    """Where a source begins a query's first batch, which ends at `end`, if Spark has asked it for `begin`.
+    """Where a source begins a query's first batch, which ends at `end`, if Spark asked it for `begin`.
 
-    Spark asks each time it runs the batch. A keyfold source goes by where it began the first time, which is
+    Spark asks each time it runs the batch. A keyfold source uses the start of the first run, which is stored
     in the batch's end.
     """
     offset = _parsed(end)
@@ -154,7 +157,7 @@ class Begin:
     """Where a source begins.
 
     Attributes:
-        position: as Spark writes it; None where Spark does not know.
+        position: as Spark writes it; None if Spark does not know it.
         with_loss: the source has failOnDataLoss=false.
     """
 
@@ -167,8 +170,9 @@ class Difference:
     """A source that does not begin where a commit ended.
 
     Attributes:
-        what: would come of it: which records come again, or are left out.
-        is_known: whether both positions can be compared; else the source keeps none that it goes on from.
+        what: the consequence: which records are read again or skipped.
+        is_known: whether both positions can be compared. If not, the source keeps no position to continue
+            from.
     """
 
     what: str
@@ -176,36 +180,36 @@ class Difference:
 
 
 def difference(ended: str, begin: Begin) -> Difference | None:
-    """What is wrong where a source that had ended at `ended` begins at `begin`."""
+    """The difference if a source that had ended at `ended` begins at `begin`. None if there is none."""
     position = begin.position
     if ended.strip() == _NOTHING_YET or (position is not None and _place(ended) == _place(position)):
         return None
     options = options_of(ended)
     if isinstance(options, str):
         return Difference(
-            "it keeps no position to go on from, so that all that it reads from its beginning comes again "
+            "it keeps no position to continue from, so all records from its beginning are read again "
             f"({options})",
             is_known=False,
         )
     if position is None or _parsed(position) is None:
-        return Difference("where it begins is not known, so that records may come again or be left out")
+        return Difference("it is unknown where it begins: records may be read again or skipped")
     before = kafka_position(ended)
     if before is None:
         return _difference_of_changelog(_parsed(ended), _parsed(position))
     now = kafka_position(position)
     if now is None:
         topics = ", ".join(sorted({topic for topic, _ in before}))
-        return Difference(f"it is another source than Kafka's topics {topics}")
+        return Difference(f"it is not the Kafka source of the topics {topics}")
     parts = []
     for topic, number in sorted({*before, *now}):
         place, name = (topic, number), f"topic {topic}, partition {number}"
         if place in before and place in now:
             parts += _apart(name, before[place], now[place])
         elif place in now and not begin.with_loss:
-            # The commit does not know it: it is read from its beginning.
+            # The commit does not know the partition: it is read from its beginning.
             parts += _apart(name, 0, now[place])
         elif not begin.with_loss:
-            parts.append(f"{name} is not read any more")
+            parts.append(f"{name} is no longer read")
     return Difference(_shown(parts)) if parts else None
 
 
@@ -216,17 +220,17 @@ def _difference_of_changelog(before: Any, now: Any) -> Difference:
         or now.get("keyfold") != uuid
         or set(now["offsets"]) != set(before["offsets"])
     ):
-        return Difference(f"it is another source than the changelog {uuid}")
+        return Difference(f"it does not read the changelog {uuid}")
     parts = []
     for number, end in sorted(before["offsets"].items(), key=lambda entry: int(entry[0])):
         parts += _apart(f"partition {number}", end, now["offsets"].get(number, 0))
-    return Difference(_shown(parts) or "its changelog was rolled back since, and holds other records")
+    return Difference(_shown(parts) or "its changelog was rolled back meanwhile, and holds other records")
 
 
 def _apart(name: str, end: int, begin: int) -> list[str]:
     if begin < end:
-        return [f"offsets {begin} to {end - 1} of {name} come again"]
-    return [f"offsets {end} to {begin - 1} of {name} are left out"] if begin > end else []
+        return [f"offsets {begin} to {end - 1} of {name} are read again"]
+    return [f"offsets {end} to {begin - 1} of {name} are skipped"] if begin > end else []
 
 
 def _shown(parts: Sequence[str]) -> str:
@@ -235,7 +239,7 @@ def _shown(parts: Sequence[str]) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """What the JSON says, None where it is none."""
+    """The parsed JSON, None if it is not valid."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A restored state as a file for other tools: Parquet, Arrow IPC or CSV, partition by partition.
+"""Exports a restored state for other tools: Parquet, Arrow IPC or CSV, partition by partition.
 
-The formats are Arrow's own, and every byte goes through `Files`. The file is made beside its place, synced,
-and gets its name when it is whole; it is removed where writing it fails.
+The formats are Arrow's own, and every byte goes through `Files`. The file is written under a temporary name,
+synced, and renamed when it is complete. It is removed if writing fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RAW: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field(
 
 
 class _Sink(io.RawIOBase):
-    """What Arrow's writers write to: the end of one file."""
+    """The file object that Arrow's writers write to: appends to one file."""
 
     def __init__(self, files: Files, file: OpenFile, to: Path) -> None:
         self._files = files
@@ -47,7 +47,7 @@ class _Sink(io.RawIOBase):
 
 _Writer = Callable[[_Sink, pa.Schema], AbstractContextManager[Any]]
 
-#: Suffix of a file → what writes record batches in its format.
+#: File suffix → the function that writes record batches in this format.
 FORMATS: Final[dict[str, _Writer]] = {
     ".parquet": lambda sink, schema: pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd"),
     ".arrow": lambda sink, schema: pa.ipc.new_file(sink, schema),
@@ -56,17 +56,18 @@ FORMATS: Final[dict[str, _Writer]] = {
 
 
 def export(state: RestoredState, to: Path, files: Files) -> int:
-    """Write the state to the new file `to`, in the format of its suffix; returns the number of rows.
+    """Write the state to the new file `to`, in the format of its suffix. Returns the number of rows.
 
     Raises:
-        ConfigError: the format cannot hold a column, such as nested ones or bytes that are not UTF-8 in CSV.
-        ConfigError: something is at `to`: nothing is overwritten. StorageFailed: it cannot be written.
+        ConfigError: the format does not support a column, such as nested ones or bytes that are not UTF-8 in
+            CSV; or `to` exists already.
+        StorageFailed: the file cannot be written.
     """
     schema = _RAW if state.columns is None else state.columns.arrow_schema()
     unfinished = to.with_name(f".{to.name}.restoring")
     with _written(to):
         with contextlib.suppress(FileNotFoundError):
-            files.unlink(unfinished)  # of a process that died
+            files.unlink(unfinished)  # left by a process that died
         file = files.create(unfinished)
     try:
         rows = 0
@@ -83,8 +84,9 @@ def export(state: RestoredState, to: Path, files: Files) -> int:
             files.sync(file)
             if files.exists(to):
                 raise ConfigError(
-                    "Nothing is overwritten.", path=to, expected="a path that does not exist yet",
-                    found="what was made there meanwhile", remedy="choose another path, or remove it",
+                    f"{to.name} already exists.", path=to, expected="a path that does not exist",
+                    found="a file that was created meanwhile",
+                    remedy="choose another path, or remove the file",
                 )  # fmt: skip
             files.rename(unfinished, to)
             files.sync_directory(to.parent)
@@ -105,10 +107,10 @@ def _written(to: Path) -> Iterator[None]:
         missing = isinstance(e, FileNotFoundError | NotADirectoryError)
         raise StorageFailed(
             "The state could not be written.", path=to,
-            expected="a directory that is there, with room for the file",
+            expected="an existing directory with free space",
             found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="make the directory, or correct the path" if missing
-            else "free or repair the disk, or choose another one, then restore again; no file was made",
+            remedy="create the directory, or correct the path" if missing
+            else "free or repair the disk, or choose another one, then restore again; no file was written",
         ) from e  # fmt: skip
 
 
@@ -127,7 +129,8 @@ def _fitting(to: Path, schema: pa.Schema) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as e:
         raise ConfigError(
-            f"A {to.suffix} file cannot hold this state.", path=to, expected="columns that the format has",
+            f"A {to.suffix} file cannot hold this state.", path=to,
+            expected="columns that the format supports",
             found=", ".join(f"{field.name}: {field.type}" for field in schema),
             remedy="use .parquet or .arrow" if to.suffix == ".csv" else "use .arrow, or restore in Python",
         ) from e  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who is told how far a restore has come."""
+"""Progress listeners of a restore."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 
 class RestoreListener(Protocol):
-    """Kafka Streams' `StateRestoreListener`. Partitions are restored in parallel, so calls come from several
-    threads. What a listener raises ends the restore.
+    """Kafka Streams' `StateRestoreListener`. Partitions are restored in parallel, so several threads call it.
+    An error raised by a listener ends the restore.
     """
 
     def on_restore_start(self, path: Path, partition: int, starting_offset: int, ending_offset: int) -> None:
-        """A partition is begun: the log from one offset up to, not including, the other."""
+        """The restore of a partition begins: its log from `start_offset` up to, not including, the end."""
 
     def on_batch_restored(
         self, path: Path, partition: int, batch_end_offset: int, records: int, size: int
     ) -> None:
-        """So many records with so many bytes are in, the last one in front of `batch_end_offset`."""
+        """A batch of records was restored; the last one is below `batch_end_offset`."""
 
     def on_restore_end(self, path: Path, partition: int, total_restored: int) -> None:
-        """A partition is done."""
+        """The restore of a partition has ended."""
 
 
 class Bar:
-    """A listener that shows a bar with records, bytes per second and time left."""
+    """A listener that shows a progress bar with records, bytes per second and time left."""
 
     def __init__(self) -> None:
-        # Every process of a Spark job imports this module; few show a bar.
+        # Every process of a Spark job imports this module, but few show a progress bar.
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
@@ -62,7 +62,7 @@ class Bar:
         )
 
     def on_restore_end(self, path: Path, partition: int, total_restored: int) -> None:
-        """Nothing more to show."""
+        """Close the progress bar."""
 
     def __enter__(self) -> Bar:
         self._progress.start()

@@ -1,5 +1,5 @@
-"""`restore`: the state of a changelog as of a commit, exactly: compacted section plus tail, folded to the
-last values.
+"""`restore`: the exact state of a changelog as of a commit. The compacted section and the tail are folded to
+the last values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
-#: The column that tells deletes from upserts where changes are asked for, as in the data source.
+#: The column that distinguishes deletes from upserts in changes, as in the data source.
 DELETED = "_deleted"
 
 
@@ -61,36 +61,38 @@ def restore(
     filesystem: Any = None,
     files: Files = LOCAL,
 ) -> RestoredState:
-    """The state of the changelog at `path`, as of `at`; nothing is read before one of its `to_…` methods is
+    """The state of the changelog at `path`, as of `at`. Nothing is read before one of its `to_…` methods is
     called.
 
-    The files of the view stay until the result is closed or forgotten. A writer may go on meanwhile.
+    The files of the view are kept until the result is closed or garbage collected. A writer may continue
+    meanwhile.
 
     Args:
-        path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec; of a folder of
-            snapshots (`snapshot.dest`) the newest one. A relative path is that of this moment.
+        path: a changelog, or a snapshot, which may also be a URL of pyarrow.fs or fsspec. For a folder of
+            snapshots (`snapshot.dest`) the newest one. A relative path is resolved now.
         at: a commit number, `(app_id, batch_id)`, an anchor's name, a time (the last commit not after it;
-            without a time zone: UTC), an end offset for every partition as `{partition: offset}`, or None for
+            without a time zone: UTC), an end offset for each partition as `{partition: offset}`, or None for
             the last commit.
-        since: only what changed behind this point, deletes too: tables then have a column `_deleted`, and
-            `to_dict` has None for a deleted key. What was put back to its old value counts as changed.
-        partitions: only these.
-        keys: only these: bytes, or for typed columns the key's value, a tuple where it has several columns.
-        prefix: only keys that begin so.
-        listener: is told how far it has come.
-        progress: show a bar while reading.
+        since: only the changes after this point, including deletes. Tables then have a column `_deleted`, and
+            `to_dict` has None for a deleted key. A key that was set back to its old value counts as changed.
+        partitions: only these partitions.
+        keys: only these keys: bytes, or for typed columns the key's value, a tuple if it has several columns.
+        prefix: only keys that begin with this prefix.
+        listener: receives the progress.
+        progress: show a progress bar while reading.
         filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `path` is a path.
 
     Raises:
-        NotAChangelog, Damaged, FormatTooNew: see there.
-        CompactedAway: the exact state at `at` no longer exists, or a delete between `since` and it is gone.
-        ConfigError: there is no such commit, anchor or partition, or arguments contradict each other.
+        NotAChangelog, Damaged, FormatTooNew: the changelog cannot be read, see `keyfold.errors`.
+        CompactedAway: the exact state at `at` no longer exists, or a delete between `since` and `at` was
+            dropped.
+        ConfigError: the commit, anchor or partition does not exist, or arguments contradict each other.
     """
     target_files = files
     place = newest(Location(*located(path, filesystem, files)))
     files, root = place.files, place.root
     with ExitStack() as stack:
-        # Raises where there is no changelog, before a lock would be sought there.
+        # Raises if there is no changelog, before a lock is looked for there.
         with reading.looked_at(root):
             read_identity(files, root)
         lock = ViewLock(files, root)
@@ -113,10 +115,11 @@ def restore(
 
 
 class RestoredState:
-    """The state of a changelog as of one commit. A context manager; closing it lets the cleaner delete its
-    files, and ends what still reads it with an error.
+    """The state of a changelog as of one commit. A context manager. Closing it allows the cleaner to delete
+    its files, and makes calls that are still reading it fail.
 
-    A changelog with typed columns gives them back as they were written, others give `key` and `value` bytes.
+    A changelog with typed columns returns them as they were written. Others return `key` and `value` as
+    bytes.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class RestoredState:
         self._begins = begins
         self._selection = selection
         self._files = files
-        #: of the directories that targets are written to
+        #: the file operations for directories that targets are written to
         self._target_files = target_files if target_files.has_locks else LOCAL
         self._identity = view.identity
         self._state = view.state
@@ -147,11 +150,11 @@ class RestoredState:
         self._finalizer: weakref.finalize[[], RestoredState] | None = None
 
     def hold(self, lock: ViewLock) -> None:
-        """Let go of `lock` when this is closed or forgotten."""
+        """Release `lock` when this is closed or garbage collected."""
         self._finalizer = weakref.finalize(self, lock.close)
 
     def close(self) -> None:
-        """Let go of the view. A second call does nothing, also from another thread."""
+        """Release the view. A second call does nothing, also from another thread."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -168,9 +171,9 @@ class RestoredState:
         self.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The last record of every key, as bytes, partition by partition: offset, timestamp, key, value,
-        headers. With `since` a null value is a delete. Every method that gives the state raises `ConfigError`
-        once this is closed.
+        """The last record of each key, as bytes, partition by partition: offset, timestamp, key, value,
+        headers. With `since`, a null value is a delete. After `close`, this and every other method that reads
+        the state raises `ConfigError`.
         """
         with self._listening() as listeners:
             for number in self.partitions:
@@ -180,15 +183,15 @@ class RestoredState:
         """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning.
 
         Raises:
-            ConfigError: with `since`, where the changelog has a column `_deleted` of its own.
+            ConfigError: with `since`, if the changelog has a column `_deleted` of its own.
         """
         if self._begins is None:
             return self._table(self._all())
         if self.columns is not None and DELETED in self.columns.arrow_schema().names:
             raise ConfigError(
-                f"A table of changes has a column {DELETED!r} that tells deletes, and so has this changelog.",
+                f"A table of changes needs a column {DELETED!r}, and the changelog already has one.",
                 path=self.path, expected="no column of this name", found=DELETED,
-                remedy="take to_dict() or batches(), which need no such column",
+                remedy="use to_dict() or batches(), which need no such column",
             )  # fmt: skip
         batches = self._all()
         return self._table(batches).append_column(DELETED, _deleted(batches))
@@ -201,11 +204,11 @@ class RestoredState:
         return pa.concat_tables([columns.arrow_schema().empty_table(), *tables])
 
     def to_pandas(self) -> pd.DataFrame:
-        """`to_arrow` as a pandas DataFrame, by Arrow's own conversion of types."""
+        """`to_arrow` as a pandas DataFrame, with Arrow's own type conversion."""
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
-        """`to_arrow` as a polars DataFrame, mostly without a copy. polars has to be installed."""
+        """`to_arrow` as a polars DataFrame, mostly without a copy. polars must be installed."""
         import polars as pl
 
         table = pl.from_arrow(self.to_arrow())
@@ -213,8 +216,8 @@ class RestoredState:
         return table
 
     def to_dict(self) -> dict[Any, Any]:
-        """Raw: key bytes → value bytes. Typed: the key (a tuple where it has several columns) → column →
-        value. A struct or an array in a key is a tuple, which `keys=` takes too.
+        """Raw: key bytes → value bytes. Typed: the key (a tuple if it has several columns) → column → value.
+        A struct or an array in a key is a tuple, which `keys=` accepts too.
         """
         batches = self._all()
         table = self._table(batches)
@@ -232,24 +235,27 @@ class RestoredState:
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The state as a DataFrame, with the types it was written with, read by Spark's tasks in parallel.
 
-        It is this state also where it was folded away since, if it is computed within ten minutes or while
-        this is open.
+        It is this state even if it is compacted away later, if Spark computes it within ten minutes or while
+        this object is open.
         """
         self._check_open()
         if self._begins is not None or not self._selection.is_whole:
             raise ConfigError(
-                "Spark reads whole states.", path=self.path, expected="no since=, keys= and prefix=",
+                "Spark can only read the whole state.", path=self.path,
+                expected="no since=, keys= or prefix=",
                 found="one of them",
                 remedy='filter the DataFrame, or read format("keyfold") with mode "changes"',
             )  # fmt: skip
         if not self._files.has_locks:
             raise ConfigError(
-                "Spark's tasks read on a local disk.", path=self.path, expected="a local directory",
-                found="another file system", remedy="copy it here with Changelog.clone, or use to_arrow",
+                "Spark's tasks can only read from a local disk.", path=self.path,
+                expected="a local directory",
+                found="another file system",
+                remedy="clone it here with Changelog.clone, or use to_arrow",
             )  # fmt: skip
         offsets = ",".join(str(e) for e in self.ends)
         reader = spark.read.format("keyfold").option("endOffsets", offsets)
-        # Passes may fold this state away before Spark has planned.
+        # A pass may compact this state away before Spark has planned.
         identity = self._identity.uuid
         view = hand_over(self._files, self.path, identity, self._state, self.ends, self.partitions)
         reader = reader.option("view", view.to_text())
@@ -258,8 +264,8 @@ class RestoredState:
         return reader.load(str(self.path.resolve()))
 
     def to_store(self, path: AnyPath) -> ReadOnlyStore:
-        """A new RocksDB store of the state in the directory `path`, open: get, get_all, range, prefix, all,
-        close. `open_store(path)` opens it again.
+        """Write the state to a new RocksDB store in the directory `path`. Returns it open: get, get_all,
+        range, prefix, all, close. `open_store(path)` opens it again.
         """
         target = writable(path)
         self._check_state("A store", target)
@@ -269,18 +275,18 @@ class RestoredState:
     def to_changelog(
         self, path: AnyPath, *, partitions: int | None = None, config: Mapping[str, object] | None = None
     ) -> Path:
-        """A new changelog at `path` with the state, and with the last commit of every app, so that `resume`
-        works on it; it may have another number of partitions. A part of a state (`keys`, `prefix`, or not all
-        `partitions`) comes without apps, because a job that resumed from it would take it for the whole. To
-        copy all of a log, take a snapshot and `Changelog.clone`.
+        """Create a changelog at `path` with the state and with the last commit of every app, so that `resume`
+        works on it. The number of partitions may differ. A part of a state (`keys`, `prefix`, or not all
+        `partitions`) is written without apps, because a job that resumed from it would take it for the whole
+        state. To copy a whole log, take a snapshot and use `Changelog.clone`.
 
         Args:
-            path: an empty or missing directory.
-            partitions, config: as of this changelog by default, but for `snapshot.dest`, which is empty;
+            path: an empty directory, or a path that does not exist.
+            partitions, config: by default those of this changelog, but with an empty `snapshot.dest`.
                 `config` changes single settings.
 
         Raises:
-            ConfigError: `path` is taken. StorageFailed: see there.
+            ConfigError: `path` is not empty. StorageFailed: the changelog cannot be written.
         """
         target = writable(path)
         self._check_state("A changelog", target)
@@ -294,7 +300,7 @@ class RestoredState:
         return target
 
     def _apps(self) -> list[Commit]:
-        """The last commit of every app whose whole state this is."""
+        """The last commit of every app, if this is the whole state."""
         if not self._selection.is_whole or len(self.partitions) < len(self.ends):
             return []
         return apps_at(self._state, self.path, self.ends)
@@ -302,25 +308,28 @@ class RestoredState:
     def _check_state(self, what: str, target: Path) -> None:
         self._check_open()
         if self._begins is not None:
-            raise ConfigError(f"{what} holds a state, not changes.", path=target, remedy="leave since= out")
+            raise ConfigError(
+                f"{what} cannot be written from changes.", path=target, expected="a state", found="since=",
+                remedy="leave since= out",
+            )  # fmt: skip
 
     @contextmanager
     def _listening(self) -> Iterator[list[RestoreListener]]:
-        """Who is to be told; a bar among them where one is to be shown."""
+        """The listeners, including a progress bar if one is to be shown."""
         self._check_open()
         with Bar() if self._progress else nullcontext() as bar:
             yield [*self._listeners, *([] if bar is None else [bar])]
 
     @contextmanager
     def _ahead(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        """As `batches`, but two partitions at a time, while the batches before are written."""
+        """Like `batches`, but two partitions at a time, while earlier batches are being written."""
         with self._listening() as listeners:
             sources = [partial(self._told, number, listeners) for number in self.partitions]
             with closing(ahead(sources)) as batches:
                 yield batches
 
     def _told(self, number: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
-        """One partition, with everybody told how far it has come."""
+        """One partition. Notifies the listeners."""
         start = self._state.partitions[number].start if self._begins is None else self._begins[number]
         start, end, restored = min(start, self.ends[number]), self.ends[number], 0
         for listener in listeners:
@@ -367,7 +376,7 @@ def _numbers(root: Path, partitions: Sequence[int]) -> list[int]:
     found = [arguments.whole("partitions", p) for p in arguments.several("partitions", partitions, "numbers")]
     if not found:
         raise ConfigError(
-            "No partition is asked for.", path=root, expected="one or more numbers", found="none",
+            "The list of partitions is empty.", path=root, expected="one or more partitions", found="none",
             remedy="leave `partitions=` out for all of them",
         )  # fmt: skip
     return found
@@ -378,7 +387,7 @@ def _deleted(batches: Sequence[pa.RecordBatch]) -> pa.ChunkedArray:
 
 
 def _hashable(value: Any) -> Any:
-    """A part of a key as a key of a dict."""
+    """A component of a key as a key of a dict."""
     if isinstance(value, dict):
         return tuple(_hashable(item) for item in value.values())
     return tuple(_hashable(item) for item in value) if isinstance(value, list) else value

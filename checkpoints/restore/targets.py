@@ -1,6 +1,6 @@
-"""What a restored state becomes on disk besides files: one RocksDB store, or another changelog.
+"""Writes a restored state to a RocksDB store or to another changelog.
 
-Both take the state as it comes, some tens of megabytes at a time, so that its size does not matter.
+Both process the state in pieces of some tens of megabytes, so its size does not matter.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from keyfold.statestore.rocksdb.format import ALL_PARTITIONS
 from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 
-#: So much of the state is in one sorted file of a store, or in one commit of a changelog.
+#: Bytes of the state per sorted file of a store, or per commit of a changelog.
 _STEP_ROWS: Final = 1 << 20
 _STEP_BYTES: Final = 16 << 20
 
-#: The app that has committed what was copied, where the state has no app of its own.
+#: The app that commits the copied state if the state has no app of its own.
 
 
 def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa.RecordBatch]) -> LastValues:
-    """A new store in the directory `target`, of records with unique keys. It is left open.
+    """Write a new store in the directory `target` from records with unique keys. Returns it open.
+
+    After an error nothing remains. An error of `batches` passes through.
 
     Raises:
-        ConfigError: the directory is not empty. StorageFailed: it cannot be written. What `batches` raises.
-        Nothing is left behind then.
+        ConfigError: the directory is not empty.
+        StorageFailed: the store cannot be written.
     """
     _check_free(files, target, "A store")
     try:
@@ -55,7 +57,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
     except (OSError, StoreUnusable) as e:
         files.remove_tree(target)
         raise StorageFailed(
-            "The store cannot be written.", path=target, expected="a directory that can be written",
+            "The store cannot be written.", path=target, expected="a writable directory",
             found=e.strerror if isinstance(e, OSError) else e.found, remedy="free or repair the disk",
         ) from e  # fmt: skip
     return store
@@ -64,31 +66,31 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
 def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordBatch], int]]:
     applied = 0
     for few in gathered(batches, _STEP_ROWS, _STEP_BYTES):
-        # Offsets of several partitions: the store only has to be told that it goes on.
+        # Offsets of several partitions: the store only needs them to ascend.
         applied = max(applied, *(batch.column("offset")[-1].as_py() for batch in few)) + 1
         yield few, applied
     if not applied:
-        # Without a range the store would not say what it is, and `open_store` would refuse it.
+        # Without a range the store would have no identity, and `open_store` would refuse it.
         yield [pa.RecordBatch.from_pylist([], RECORD_SCHEMA)], 1
 
 
 def open_store(path: AnyPath, *, files: Files = LOCAL) -> ReadOnlyStore:
-    """A store that `RestoredState.to_store` has made: get, get_all, range, prefix, all, snapshot, close.
+    """Open a store that `RestoredState.to_store` wrote: get, get_all, range, prefix, all, snapshot, close.
 
     Raises:
-        ConfigError: there is none, or it cannot be opened.
+        ConfigError: the directory is not such a store, or it cannot be opened.
     """
     directory = writable(path, files)
     found: object = "none"
-    # RocksDB makes what is missing, also where something else is.
+    # RocksDB creates what is missing, even in a directory of something else.
     if files.exists(directory / "CURRENT"):
         try:
             return LastValues.open(directory, None, files=files)
         except StoreUnusable as e:
             found = e
     raise ConfigError(
-        "There is no store that can be opened.", path=directory,
-        expected="a directory that `to_store` has written, and nobody has open", found=found,
+        "Not a store that can be opened.", path=directory,
+        expected="a directory that `to_store` has written and that is not open elsewhere", found=found,
         remedy="restore it again from the changelog",
     )  # fmt: skip
 
@@ -103,15 +105,15 @@ def write_changelog(
     partitions: int | None,
     config: Mapping[str, object],
 ) -> None:
-    """A new changelog at `target` with these records and the last commit of every app.
+    """Create a changelog at `target` with these records and the last commit of every app.
 
-    It is made beside `target`, and gets its name when it is whole.
+    It is written under a temporary name beside `target`, and renamed when it is complete.
 
     Raises:
-        ConfigError: something is at `target`. StorageFailed: see there.
+        ConfigError: `target` is not empty. StorageFailed: the changelog cannot be written.
     """
     _check_free(files, target, "A changelog")
-    # A folder of snapshots is of one changelog.
+    # A folder of snapshots belongs to one changelog.
     settings = source.config.with_changes({"snapshot.dest": "", **config})
     creation = NewChangelog(partitions or source.partitions, source.columns, settings, source.app)
     unfinished = target.with_name(f".{target.name}.restoring")
@@ -127,7 +129,7 @@ def write_changelog(
     except OSError as e:
         files.remove_tree(unfinished)
         raise StorageFailed(
-            "The changelog cannot be written.", path=e.filename or target, expected="a disk with room",
+            "The changelog cannot be written.", path=e.filename or target, expected="a disk with free space",
             found=e.strerror or e, remedy="free or repair the disk",
         ) from e  # fmt: skip
     except BaseException:
@@ -136,7 +138,9 @@ def write_changelog(
 
 
 def _remove_unfinished(files: Files, directory: Path) -> None:
-    """What an earlier call has left that was killed. Raises `ChangelogLocked` where it is still at it."""
+    """Remove the remains of an earlier call that was killed. Raises `ChangelogLocked` if it is still
+    running.
+    """
     if files.is_directory(directory):
         lock = files.lock(directory / filenames.LOCK)
         if lock is None:
@@ -150,7 +154,7 @@ def _remove_unfinished(files: Files, directory: Path) -> None:
 
 def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterable[Commit]) -> None:
     count, codec = writer.identity.partitions, writer.identity.config.codec
-    # Also of an empty state: it says that the apps had committed more than is here.
+    # Also for an empty state: the apps have committed more than this changelog holds.
     writer.commit({}, Batch(COPIED_APP, 0))
     for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES), 1):
         rows = ingest.normalize(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
@@ -161,10 +165,11 @@ def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterabl
 
 
 def _check_free(files: Files, target: Path, what: str) -> None:
-    """Raises `ConfigError` where something is in the way."""
+    """Raises `ConfigError` if something else is at the path."""
     if files.exists(target) and (not files.is_directory(target) or files.list_directory(target)):
         raise ConfigError(
-            f"{what} cannot be made there.", path=target, expected="an empty or missing directory",
+            f"{what} cannot be created here.", path=target,
+            expected="an empty directory, or a path that does not exist",
             found="a directory with entries" if files.is_directory(target) else "a file",
             remedy="choose another path",
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""A view, handed as a text to readers in other processes: which segments hold the state, under which lease.
+"""A view as text, for readers in other processes: the segments of a state, and the lease that protects them.
 
-Spark plans in another process than the one that has restored a state, and looks at the newest manifest there,
-where that state may be folded away already. The text lets it read the files of the older view.
+Spark plans in another process than the one that restored a state, and sees the newest manifest, in which that
+state may be compacted away already. The token allows it to read the files of the older view.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OF_PARTITIONS: Final = ("generations", "starts", "unique_below")
 
 @dataclass(frozen=True)
 class ViewToken:
-    """What of the view of line `n` a reader of its state needs.
+    """What a reader of the state needs of the view of line `n`.
 
     Attributes:
-        lease: keeps the files until `expires_ms`, and longer where it is renewed; None where none could be
+        lease: protects the files until `expires_ms`, or longer if it is renewed. None if no lease could be
             written.
-        generations, starts, unique_below: of every partition; see `PartitionState.unique_below`.
-        segments: partition → what holds its state, for those that are read.
+        generations, starts, unique_below: one per partition; see `PartitionState.unique_below`.
+        segments: partition → the segments of its state, for the partitions that are read.
     """
 
     changelog: str
@@ -46,7 +46,7 @@ class ViewToken:
     segments: dict[int, tuple[Segment, ...]]
 
     def to_text(self) -> str:
-        """Printable and without spaces; `from_text` reads it."""
+        """Printable text without spaces. `from_text` parses it."""
         kept = {
             "changelog": self.changelog,
             "n": self.n,
@@ -63,17 +63,17 @@ class ViewToken:
 
     @classmethod
     def from_text(cls, text: str) -> ViewToken:
-        """Raises `ValueError` where it is no text of `to_text`."""
+        """Raises `ValueError` if it is not the result of `to_text`."""
         try:
             kept = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
             if set(kept) != {field.name for field in fields(cls)}:
-                raise ValueError("other fields")
+                raise ValueError("wrong fields")
             kept["segments"] = {
                 int(p): tuple(segment_from(line) for line in held) for p, held in kept["segments"].items()
             }
             return cls(**kept | {name: tuple(kept[name]) for name in _OF_PARTITIONS})
         except (zlib.error, KeyError, TypeError, AttributeError) as e:
-            raise ValueError("no view") from e
+            raise ValueError("not a view token") from e
 
 
 def hand_over(
@@ -84,14 +84,14 @@ def hand_over(
     ends: Sequence[int],
     partitions: Sequence[int],
 ) -> ViewToken:
-    """The view `state`, whose files somebody holds now, for a reader of its fold up to `ends`.
+    """A token of the view `state`, for a reader of its fold up to `ends`. The caller holds the files.
 
-    A lease goes with it, so that whoever holds the files may let go of them.
+    The token includes a lease, so that the caller may release the files.
     """
     expires = now_ms() + _TIMEOUT_MS
     try:
         lease: str | None = write_lease(files, root, state.n, expires)
-    except OSError:  # a read-only medium, a full disk: the reader may find the files gone, and says so
+    except OSError:  # a read-only medium or a full disk: if the files are gone, the reader raises an error
         lease = None
     return ViewToken(
         changelog, state.n, lease, expires, _TIMEOUT_MS,

@@ -1,4 +1,4 @@
-"""`resume`: the state of a job's last commit, and the position of its source at that commit, to start it
+"""`resume`: the state of a job's last commit, and the position of its source at that commit, to start the job
 again.
 """
 
@@ -26,27 +26,28 @@ from keyfold.statestore.schema.columns import Columns
 
 
 def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, files: Files = LOCAL) -> Resumed:
-    """What a job with a lost checkpoint starts again from: state and source position of its last commit.
+    """The state and the source position of an app's last commit, for a job that lost its checkpoint.
 
-    The commit is pinned by an anchor until the new query's second batch is in, so that a crash meanwhile
-    finds the same state. The sink of the new query says `on_reset="restore"`: it takes the query only if each
-    source begins where the commit ended, and what the query keeps in Spark begins with the commit's state.
+    An anchor pins the commit until the new query's second batch is committed, so that the same state is found
+    after a crash. The sink of the new query sets `on_reset="restore"`: it accepts the query only if each
+    source begins where the commit ended, and if the state that the query keeps in Spark begins with the
+    commit's state.
 
-    With `checkpoint` the choice is kept in that directory: however often the query is started with it, and
-    whatever it has committed by then, this gives the same commit. Without, a second call gives the last
-    commit, which may be the new query's own.
+    With `checkpoint`, the choice is stored in that directory: each start of the query with it gets the same
+    commit, whatever the query has committed by then. Without it, a second call returns the last commit, which
+    may be the new query's own.
 
     Args:
-        checkpoint: the new query's `checkpointLocation`, on a local disk; it need not exist.
+        checkpoint: the new query's `checkpointLocation`, on a local disk. It need not exist.
 
     Raises:
-        NotAChangelog: there is none at `path`.
-        NotResumable: the app has committed nothing; or a query has begun with this checkpoint that was not
-            started from here, or behind which the app has gone on.
-        CompactedAway: other apps have committed since, and the exact state of its last commit is gone.
+        NotAChangelog: `path` is not a changelog.
+        NotResumable: the app has not committed anything; or a query has begun with this checkpoint without
+            being resumed, or the app has committed with another query since then.
+        CompactedAway: other apps have committed since, and the exact state of the app's last commit is gone.
         ChangelogLocked: another process writes the changelog.
-        ConfigError: no app id, or the checkpoint is no local path.
-        Damaged: what was kept in the checkpoint cannot be read.
+        ConfigError: an invalid app id, or the checkpoint is not a local path.
+        Damaged: the choice stored in the checkpoint cannot be read.
     """
     root, app_id = writable(path, files), checked_app(app_id)
     identity = read_identity(files, root)
@@ -59,7 +60,7 @@ def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, fil
         writer = log.engine.writer
         with writer.exclusive:
             last = _last_commit(writer, app_id)
-            # Others may have committed since, and their commits be folded over this one.
+            # Others may have committed since, and a pass may have folded across this commit.
             resolve_ends(writer.state, writer.root, (app_id, last.batch))
             anchor = _pinned(writer, app_id, last)
     if pin is not None:
@@ -72,14 +73,13 @@ def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, fil
 def resume_if_lost(
     path: AnyPath, app_id: str, *, checkpoint: AnyPath, files: Files = LOCAL
 ) -> Resumed | None:
-    """`resume` for a job that calls it at every start: None where there is nothing to resume.
+    """`resume` for a job that calls it at every start. None if there is nothing to resume.
 
-    That is so where the app has committed nothing yet, and where the query has its own checkpoint and was
-    never resumed. A query that was resumed once has a source more, its seed, for the life of its checkpoint:
-    so it gets the same answer at every start.
+    This is so if the app has not committed anything yet, or if the query has its own checkpoint and was never
+    resumed. A resumed query has an additional source, its seed, for the life of its checkpoint, so it gets
+    the same answer at every start.
 
-    Raises:
-        What `resume` raises.
+    Raises the errors of `resume`.
     """
     root, app_id = writable(path, files), checked_app(app_id)
     try:
@@ -95,7 +95,7 @@ def resume_if_lost(
 
 
 def _resumed_again(files: Files, root: Path, identity: ChangelogMeta, pin: QueryPin) -> Resumed:
-    """The commit that the query with this checkpoint was started from."""
+    """The commit from which the query with this checkpoint was started."""
     commit = pin.read()
     if pin.is_seeded():
         return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, True, files, None)
@@ -105,7 +105,8 @@ def _resumed_again(files: Files, root: Path, identity: ChangelogMeta, pin: Query
             last = _last_commit(writer, commit.app)
             if last.number != commit.number and last.query != pin.query():
                 raise NotResumable(
-                    f"The app {commit.app!r} has gone on since this checkpoint was resumed.",
+                    f"The app {commit.app!r} has committed with another query after this "
+                    "checkpoint was resumed.",
                     path=pin.checkpoint, expected=f"commit {commit.number}, or one of query {pin.query()}",
                     found=f"commit {last.number} of query {last.query}",
                     remedy="delete the checkpoint, and resume again",
@@ -120,7 +121,7 @@ def _last_commit(writer: Writer, app_id: str) -> Commit:
     last = writer.state.apps.get(app_id)
     if last is None:
         raise NotResumable(
-            f"The app {app_id!r} has committed nothing here.", path=writer.root,
+            f"The app {app_id!r} has not committed anything here.", path=writer.root,
             expected=f"one of {', '.join(sorted(writer.state.apps)) or '(no app has)'}", found=repr(app_id),
             remedy="correct app_id, or start the query without resuming",
         )  # fmt: skip
@@ -128,10 +129,10 @@ def _last_commit(writer: Writer, app_id: str) -> Commit:
 
 
 def _pinned(writer: Writer, app_id: str, commit: Commit) -> str:
-    """The name of the anchor that pins `commit` for its app; it is made where there is none.
+    """The name of the anchor that pins `commit` for its app. It is created if it does not exist.
 
-    The one pinned before stays: the query that was started from it may not have come beyond its first batch.
-    Still older ones go.
+    The anchor before it is kept: the query that was started from it may still be at its first batch. Older
+    ones are dropped.
     """
     name = anchor_name(app_id, commit.number)
     own = sorted((a for a in writer.state.anchors.values() if a.app == app_id), key=lambda a: a.commit)
@@ -145,7 +146,7 @@ def _pinned(writer: Writer, app_id: str, commit: Commit) -> str:
 
 
 def anchor_name(app_id: str, commit: int) -> str:
-    """The anchor that pins an app's commit while it is being resumed."""
+    """The anchor that pins an app's commit while the app is being resumed."""
     return f"resume:{app_id}:{commit}"
 
 
@@ -155,11 +156,11 @@ class Resumed:
 
     Attributes:
         commit: its number, batch, query and source offsets (one JSON text per source, as Spark wrote them).
-        path: of the changelog.
-        uuid: of the changelog.
-        columns: of the changelog, None where it is raw.
-        checkpoint: where the choice of this commit is kept, None where it is not.
-        is_seeded: the query with that checkpoint has taken the state in; it will not ask for it again.
+        path: the changelog's path.
+        uuid: the changelog's uuid.
+        columns: the changelog's typed columns, None for raw bytes.
+        checkpoint: the directory where the choice of this commit is stored, None if it is not stored.
+        is_seeded: the query with that checkpoint has read the state and will not need it again.
     """
 
     commit: Commit
@@ -176,7 +177,7 @@ class Resumed:
         """The state as of the commit.
 
         Raises:
-            CompactedAway: the query has taken it in long ago, and it was folded away since.
+            CompactedAway: the query has read the state long ago, and it was compacted away since.
         """
         if self._state is None:
             object.__setattr__(self, "_state", restore(self.path, at=self.commit.number, files=self._files))
@@ -186,23 +187,23 @@ class Resumed:
     def options(self, source: int | None = None) -> dict[str, str]:
         """The options that start a source again where the commit ended: `startingOffsets`.
 
-        What a Kafka source subscribes to, its position does not say: keep `subscribe`, `subscribePattern` or
-        `assign` as they were. Spark takes a position only if it names every partition of the topics. For
-        topics that may have got more since, `keyfold.kafka_stream` asks Kafka.
+        The position of a Kafka source does not contain its subscription: keep `subscribe`, `subscribePattern`
+        or `assign` as they were. Spark accepts a position only if it names every partition of the topics. If
+        topics may have got new partitions, use `keyfold.kafka_stream`, which asks Kafka.
 
         Args:
-            source: which of the query's streaming sources, from 0, in the order in which they stand in the
-                query: the left side of a union or join before the right one. What is read once (a static
-                side) has no position and does not count, nor does the seed of an earlier resume. None where
-                only one can be resumed.
+            source: the number of the streaming source, from 0, in the order of the query: the left side of a
+                union or join comes before the right side. A static side has no position and does not count,
+                nor does the seed of an earlier resume. None if only one source can be resumed.
 
         Raises:
-            NotResumable: the source keeps no position that can be given back, or there are several.
+            NotResumable: the source has no position that can be used as options, or there are several
+                sources.
         """
         return source_options(self.commit, source, self.path)
 
     def close(self) -> None:
-        """Let go of the view of the state."""
+        """Release the view of the state."""
         if self._state is not None:
             self._state.close()
 

@@ -1,12 +1,10 @@
-"""Which commit a query was resumed from, kept in the query's own checkpoint.
+"""The commit from which a query was resumed, stored in the query's own checkpoint.
 
-A file `keyfold-resume-<uuid of the changelog>` beside Spark's `offsets` and `commits` holds the commit.
-It lives and dies with the checkpoint. It binds as soon as Spark has planned a batch: the offsets of that
-batch, and what of it is in Spark's state, belong to this commit. Before that nothing does, and the file may
-be replaced.
+A file `keyfold-resume-<uuid of the changelog>` beside Spark's `offsets` and `commits` holds the commit. It
+has the lifetime of the checkpoint. It is binding as soon as Spark has planned a batch: the offsets of that
+batch, and its part of Spark's state, belong to this commit. Before that, the file may be replaced.
 
-Spark takes an initial state in with batch 0 only. It runs that batch again as long as it has not noted it
-under `commits`.
+Spark reads an initial state in batch 0 only. It repeats that batch until it is recorded under `commits`.
 """
 
 from __future__ import annotations
@@ -25,28 +23,29 @@ from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
 
 
 def checkpoint_path(checkpoint: AnyPath) -> Path:
-    """The absolute path of a `checkpointLocation`, as Spark takes it.
+    """The absolute path of a `checkpointLocation`, as Spark interprets it.
 
-    Raises `ConfigError` where it is on no local disk, and where it begins with `~`, a directory of that name
-    for Spark.
+    Raises `ConfigError` if it is not on a local disk, or if it begins with `~`, which Spark takes for the
+    name of a directory.
     """
     text = text_of(checkpoint)
     if remote_scheme(checkpoint) is not None:
         raise ConfigError(
-            "A resumed query's checkpoint has to be on a local disk.", expected="a path or a file: URI",
+            "A resumed query's checkpoint must be on a local disk.", expected="a path or a file: URI",
             found=text.partition(":")[0] + ":",
             remedy="leave checkpoint= out, and seed the query with keyfold.aggregate or seed",
         )  # fmt: skip
     if text.startswith("~"):
         raise ConfigError(
-            "Spark does not take ~ for a home.", path=text, expected="the path without ~", found="~",
-            remedy="give os.path.expanduser(path), here and as checkpointLocation",
+            "Spark does not expand ~ to the home directory.", path=text,
+            expected="a path without ~", found="~",
+            remedy="pass os.path.expanduser(path), here and as checkpointLocation",
         )  # fmt: skip
     return local_path(checkpoint, decode=False)
 
 
 class QueryPin:
-    """The file for one changelog in one checkpoint, and what Spark's files beside it say."""
+    """The marker file of one changelog in one checkpoint, and the state of Spark's files beside it."""
 
     def __init__(self, files: Files, checkpoint: Path, changelog: str, app_id: str) -> None:
         self.checkpoint = checkpoint
@@ -56,7 +55,7 @@ class QueryPin:
         self._path = filenames.resume_pin(checkpoint, changelog)
         if files.exists(checkpoint) and not files.is_directory(checkpoint):
             raise ConfigError(
-                "This is no checkpoint of a query.", path=checkpoint, expected="a directory, or nothing yet",
+                "Not a checkpoint of a query.", path=checkpoint, expected="a directory, or no file yet",
                 found="a file", remedy="correct checkpoint=",
             )  # fmt: skip
 
@@ -69,11 +68,11 @@ class QueryPin:
         return self.has_begun() and self._files.exists(self._path)
 
     def is_seeded(self) -> bool:
-        """Whether Spark is done with the first batch, and with it with the initial state."""
+        """Whether Spark has completed the first batch, and so has read the initial state."""
         return bool(self._batches("commits")) or max(self._batches("offsets"), default=0) > 0
 
     def query(self) -> str:
-        """The query's id, empty where Spark has written none."""
+        """The query's id, empty if Spark has not written one."""
         try:
             found = json.loads(self._files.read(self.checkpoint / "metadata"))
         except (FileNotFoundError, ValueError):
@@ -81,12 +80,12 @@ class QueryPin:
         return str(found.get("id", "")) if isinstance(found, dict) else ""
 
     def read(self) -> Commit:
-        """The commit in the file. Raises `Damaged`, and `NotResumable` where it is another app's."""
+        """The commit in the file. Raises `Damaged`, and `NotResumable` if it belongs to another app."""
         line = decode_line(self._files.read(self._path).rstrip(b"\n"))
         if line is None or line.get("t") != "resumed":
             raise Damaged(
-                "What this checkpoint was resumed from cannot be read.", path=self._path,
-                expected="a line with its checksum", found="other bytes",
+                "The file with the resumed commit is damaged.", path=self._path,
+                expected="a line that matches its checksum", found="other bytes",
                 remedy="delete the checkpoint, and resume again",
             )  # fmt: skip
         kept = line["commit"]
@@ -99,16 +98,16 @@ class QueryPin:
         return commit
 
     def check_not_begun(self) -> None:
-        """Raises `NotResumable` where the query has begun, not from a commit that is chosen now."""
+        """Raises `NotResumable` if the query has already begun without being resumed."""
         if self.has_begun():
             raise NotResumable(
-                "The query with this checkpoint has begun without being resumed.", path=self.checkpoint,
+                "The query with this checkpoint began without being resumed.", path=self.checkpoint,
                 expected="a new checkpoint, or one that was resumed before", found="batches of a query",
-                remedy="start the query as it is; or, where its batches are refused, delete the checkpoint",
+                remedy="start the query as it is; if its batches are refused, delete the checkpoint",
             )  # fmt: skip
 
     def write(self, commit: Commit) -> None:
-        """Keep `commit`, durably."""
+        """Store `commit`, durably."""
         made = self._files.make_directory(self.checkpoint)
         line = {"t": "resumed", "n": 0, "changelog": self._changelog, "commit": asdict(commit)}
         self._files.write_whole(self._path, encode_line(line))

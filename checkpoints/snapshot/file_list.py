@@ -1,7 +1,7 @@
-"""`manifest/<epoch>.files` of a snapshot: which files it holds, with their checksums.
+"""`manifest/<epoch>.files` of a snapshot: the list of its files, with their checksums.
 
-The list is written once, before the head that makes it count, and is never replaced. A CRC32C over all other
-fields guards it, because a clone takes the files for whole by what it says.
+The list is written once, before the head that makes it valid, and is never replaced. A CRC32C over all other
+fields protects it, because a clone verifies the files against it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from keyfold.statestore.files import Files
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """One file of a snapshot, as its list names it."""
+    """One file of a snapshot, as listed."""
 
     bytes: int
     records: int
     sha256: str
 
 
-#: Path in a snapshot → what is there.
+#: Path in a snapshot → its entry.
 Listed: TypeAlias = dict[str, SnapshotFile]
 
 
 def write_list(files: Files, root: Path, epoch: int, commit: Commit, listed: Listed) -> None:
-    """Write the list of a snapshot, whole where `files` can. Raises `OSError`."""
+    """Write the list of a snapshot, atomically if `files` can. Raises `OSError`."""
     fields: dict[str, Any] = {
         "commit": commit.number,
         "time": commit.time_ms,
@@ -46,10 +46,10 @@ def write_list(files: Files, root: Path, epoch: int, commit: Commit, listed: Lis
 
 
 def read_list(files: Files, root: Path, epoch: int) -> Listed | None:
-    """What the snapshot of an epoch that has its head holds; None where there is no list.
+    """The list of the snapshot of an epoch that has its head. None if there is no list.
 
     Raises:
-        Damaged: the list is not as it was written.
+        Damaged: the list does not match its checksum.
     """
     path = filenames.snapshot_files(root, epoch)
     try:
@@ -63,13 +63,13 @@ def read_list(files: Files, root: Path, epoch: int) -> Listed | None:
         if raw == covered + b'"crc32c": "%08x"\n}\n' % found:
             return {name: SnapshotFile(**file) for name, file in document["files"].items()}
     raise Damaged(
-        "A snapshot's list of files is not as it was written.", path=path, position=f"bytes 0 to {len(raw)}",
-        expected="JSON that ends with the CRC32C of all before it", found=f"crc32c {found:08x}",
-        remedy="what the snapshot holds can be restored; take a new one to another place",
+        "The file list of a snapshot is damaged.", path=path, position=f"bytes 0 to {len(raw)}",
+        expected="JSON that ends with the CRC32C of the bytes before it", found=f"crc32c {found:08x}",
+        remedy="restore from the snapshot, which does not need the list; take a new snapshot elsewhere",
     )  # fmt: skip
 
 
 def list_epochs(files: Files, root: Path) -> list[int]:
-    """The epochs of all lists, also of tries that came to nothing, ascending."""
+    """The epochs of all lists, including those of failed attempts, ascending."""
     found = (filenames.snapshot_files_epoch(name) for name in files.list_directory(root / filenames.MANIFEST))
     return sorted(epoch for epoch in found if epoch is not None)

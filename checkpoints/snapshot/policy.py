@@ -1,9 +1,10 @@
-"""Takes a snapshot of a changelog when one is due, in the background, and keeps the newest two.
+"""Takes a snapshot of a changelog in the background when one is due, and keeps the newest two.
 
-Due is one after `snapshot.commits` commits, or when what the log has gained since the last one is more than
-`snapshot.dirty.ratio` of that and the last one together: Raft's rule with u = 1 / ratio - 1 (Ongaro's
-dissertation, section 5.1.3), in the words of `min.cleanable.dirty.ratio`. The cleaner's thread only looks
-whether one is due; a thread of its own takes it, so that neither commits nor passes wait for a slow place.
+A snapshot is due after `snapshot.commits` commits, or when the bytes that the log has gained since the last
+one exceed `snapshot.dirty.ratio` of these bytes and the last snapshot together. This is Raft's rule with
+u = 1 / ratio - 1 (Ongaro's dissertation, section 5.1.3), in the terms of `min.cleanable.dirty.ratio`. The
+cleaner's thread only checks whether one is due. A separate thread takes it, so that neither commits nor
+passes wait for a slow destination.
 """
 
 from __future__ import annotations
@@ -26,21 +27,20 @@ log = logging.getLogger("keyfold")
 
 _BACKOFF_SECONDS: Final = 15.0
 _BACKOFF_SECONDS_MAX: Final = 3600.0
-#: A remote place that does not answer must not keep a changelog from being closed.
+#: A remote destination that does not respond must not prevent a changelog from being closed.
 _CLOSE_SECONDS: Final = 10.0
 
 
 class _Stopped(Exception):
-    """The changelog is being closed, or somebody else is its writer now."""
+    """The changelog is being closed, or another process has become the writer."""
 
 
 class SnapshotPolicy:
-    """The snapshots of one writer. `look` is called again and again by the cleaner's thread.
+    """The snapshots of one writer. The cleaner's thread calls `look` repeatedly.
 
     Attributes:
-        taken, failed: how many snapshots were taken, and how many tries came to nothing, since the changelog
-            was opened.
-        failure: why the last try came to nothing; empty where it did not.
+        taken, failed: number of snapshots taken, and of failed attempts, since the changelog was opened.
+        failure: why the last attempt failed; empty if it did not.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -48,7 +48,7 @@ class SnapshotPolicy:
         self.failed = 0
         self.failure = ""
         self._writer = writer
-        #: what `_last` speaks of; None before the first look
+        #: the changelog that `_last` is about; None before the first look
         self._dest: str | None = None
         self._last: KeptSnapshot | None = None
         self._rest_seconds = _BACKOFF_SECONDS
@@ -59,11 +59,11 @@ class SnapshotPolicy:
 
     @property
     def last_commit(self) -> int:
-        """The commit of the newest snapshot, 0 where none is known."""
+        """The commit of the newest snapshot, 0 if none is known."""
         return 0 if self._last is None else self._last.commit
 
     def look(self) -> None:
-        """Begin to take a snapshot where one is due. Returns at once."""
+        """Start to take a snapshot if one is due. Returns at once."""
         with self._lock:
             if self._closing.is_set() or time.monotonic() < self._retry_at or not self._may_be_due():
                 return
@@ -72,7 +72,7 @@ class SnapshotPolicy:
                 self._thread.start()
 
     def run(self) -> None:
-        """Take a snapshot if one is due. Does not raise: what fails is logged, and tried again later."""
+        """Take a snapshot if one is due. Does not raise: failures are logged and retried later."""
         try:
             self._run()
         except _Stopped:
@@ -82,14 +82,14 @@ class SnapshotPolicy:
             self.failure = str(e)
             self._retry_at = time.monotonic() + self._rest_seconds
             root, rest = self._writer.root, self._rest_seconds
-            log.error("changelog %s: no snapshot was taken, next try in %.0f s: %s", root, rest, e)
+            log.error("changelog %s: the snapshot failed, next attempt in %.0f s: %s", root, rest, e)
             self._rest_seconds = min(2 * rest, _BACKOFF_SECONDS_MAX)
         else:
             self.failure = ""
             self._rest_seconds = _BACKOFF_SECONDS
 
     def close(self) -> None:
-        """Stop what is under way at its next piece of a file."""
+        """Stop a running snapshot at the next piece of a file."""
         with self._lock:
             self._closing.set()
         if self._thread is not None:
@@ -153,12 +153,12 @@ class SnapshotPolicy:
 
 
 def _newest_of(place: Location, uuid: str) -> KeptSnapshot | None:
-    """The newest snapshot of this changelog. Raises `ConfigError` where others have theirs there."""
+    """The newest snapshot of this changelog. Raises `ConfigError` if another changelog uses the folder."""
     kept = kept_snapshots(place)
     foreign = [s.path for s in kept if s.uuid != uuid]
     if foreign:
         raise ConfigError(
-            "Another changelog has its snapshots there.", path=place.root,
+            "The folder holds snapshots of another changelog.", path=place.root,
             expected="a folder for this changelog alone", found=foreign[0],
             remedy="set snapshot.dest to another folder",
         )  # fmt: skip
@@ -166,6 +166,6 @@ def _newest_of(place: Location, uuid: str) -> KeptSnapshot | None:
 
 
 def _bytes_behind(p: PartitionState, end: int) -> int:
-    """About how many bytes of a partition lie behind an offset."""
+    """Approximate bytes of a partition after an offset."""
     later = [s for s in p.segments if s.next > end]
     return sum(s.size * (s.next - max(s.base, end)) // max(1, s.next - s.base) for s in later)

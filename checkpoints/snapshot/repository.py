@@ -1,8 +1,8 @@
-"""A folder of snapshots of one changelog, as the policy keeps it: `<dest>/<commit, 12 digits>/`, each by
-itself whole.
+"""A folder of snapshots of one changelog, as the policy keeps it: `<dest>/<commit, 12 digits>/`. Each is
+self-contained.
 
-Without `changelog.json`, which is written last and removed first, a snapshot is half: it is never taken for
-one, and goes with the next clearing.
+`changelog.json` is written last and removed first. Without it a snapshot is incomplete: it is never used, and
+the next cleanup removes it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from keyfold.checkpoints.snapshot.snapshot import Location
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, KeyfoldError, NotAChangelog
 
-#: So many stay, besides those that are pinned.
+#: Number of snapshots to keep, not counting pinned ones.
 KEPT = 2
 
 
 @dataclass(frozen=True)
 class KeptSnapshot:
-    """A whole snapshot in a folder of them.
+    """A complete snapshot in a folder of snapshots.
 
     Attributes:
-        commit: the last commit in it; `ends` holds every partition's end offset behind that.
-        bytes: of its files.
-        rollbacks: how many the changelog had seen by then.
+        commit: the last commit in it. `ends` holds every partition's end offset after that commit.
+        bytes: total size of its files.
+        rollbacks: number of rollbacks of the changelog before it.
         pinned: the policy does not remove it.
     """
 
@@ -43,7 +43,7 @@ class KeptSnapshot:
 
 
 def kept_snapshots(dest: Location, uuid: str | None = None) -> list[KeptSnapshot]:
-    """The whole snapshots in `dest`, ascending by commit; of any changelog without `uuid`.
+    """The complete snapshots in `dest`, ascending by commit. Without `uuid`: of any changelog.
 
     Raises:
         OSError: `dest` cannot be read.
@@ -54,37 +54,39 @@ def kept_snapshots(dest: Location, uuid: str | None = None) -> list[KeptSnapshot
 
 
 def newest(place: Location) -> Location:
-    """Where the snapshot is: `place`, or the newest whole one where that is a folder of them.
+    """The location of the snapshot: `place` itself, or the newest complete one if `place` is a folder of
+    them.
 
     Raises:
-        NotAChangelog: it is a folder of snapshots of which none is whole.
-        ConfigError: there are snapshots of several changelogs.
+        NotAChangelog: it is a folder of snapshots, and none is complete.
+        ConfigError: it holds snapshots of several changelogs.
     """
     try:
         if place.files.exists(place.root / filenames.IDENTITY) or not _entries(place):
             return place
     except NotADirectoryError:
-        return place  # whoever reads its identity says what it is
+        return place  # reading its identity reports what it is
     kept = kept_snapshots(place)
     if not kept:
         raise NotAChangelog(
-            "There is no whole snapshot.", path=place.root, expected="a snapshot that was taken to its end",
-            found="only parts of some", remedy="take one, or give the path of another place",
+            "The folder holds no complete snapshot.", path=place.root, expected="a complete snapshot",
+            found="incomplete snapshots only", remedy="take a snapshot, or give another path",
         )  # fmt: skip
     if len({s.uuid for s in kept}) > 1:
         raise ConfigError(
-            "Here are snapshots of several changelogs.", path=place.root, expected="those of one",
+            "The folder holds snapshots of several changelogs.", path=place.root,
+            expected="snapshots of one changelog",
             found=", ".join(s.path.rpartition("/")[2] for s in kept),
-            remedy="give the path of one snapshot; let every changelog have its own snapshot.dest",
+            remedy="give the path of one snapshot; give each changelog its own snapshot.dest",
         )  # fmt: skip
     return Location(place.files, filenames.kept_snapshot(place.root, kept[-1].commit))
 
 
 def set_pin(dest: Location, uuid: str, commit: int, pinned: bool) -> KeptSnapshot:
-    """Let the policy keep a snapshot for ever, or not any more. Durable when this returns.
+    """Pin a snapshot, so that the policy keeps it for ever, or unpin it. Durable when this returns.
 
     Raises:
-        ConfigError: there is no whole snapshot of that commit.
+        ConfigError: there is no complete snapshot of that commit.
     """
     is_pinned = _one(dest, uuid, commit).pinned
     path = filenames.snapshot_pin(filenames.kept_snapshot(dest.root, commit))
@@ -93,14 +95,16 @@ def set_pin(dest: Location, uuid: str, commit: int, pinned: bool) -> KeptSnapsho
     elif not pinned and is_pinned:
         dest.files.unlink(path)
         dest.files.sync_directory(path.parent)
-    # Looked at again, because the policy may have removed it meanwhile.
+    # Check again, because the policy may have removed it meanwhile.
     return _one(dest, uuid, commit)
 
 
 def clear(dest: Location, uuid: str) -> None:
-    """Remove older snapshots of this changelog than the newest two, and half ones, unless they are pinned.
+    """Remove older snapshots of this changelog than the newest two, and incomplete ones, unless they are
+    pinned.
 
-    One that has a living reader stays until the next time; a store without locks knows of no readers.
+    A snapshot with a living reader is kept until the next call. A store without locks does not know its
+    readers.
 
     Raises:
         OSError: something cannot be removed.
@@ -114,7 +118,7 @@ def clear(dest: Location, uuid: str) -> None:
             dest.files.sync_directory(path)
     for name in _entries(dest):
         path = dest.root / name
-        # A reader takes its lock before it reads the identity: whoever has come since finds a half one.
+        # A reader takes its lock before it reads the identity, so later readers find an incomplete snapshot.
         if (
             not dest.files.exists(path / filenames.IDENTITY)
             and oldest_view(dest.files, path, now_ms()) is None
@@ -126,9 +130,9 @@ def _one(dest: Location, uuid: str, commit: int) -> KeptSnapshot:
     kept = {s.commit: s for s in kept_snapshots(dest, uuid)}
     if commit not in kept:
         raise ConfigError(
-            "There is no snapshot of that commit.", path=dest.root,
+            f"A snapshot of commit {commit} does not exist.", path=dest.root,
             expected=f"one of {', '.join(map(str, kept)) or '(none)'}", found=commit,
-            remedy="correct the number",
+            remedy="correct the commit number",
         )  # fmt: skip
     return kept[commit]
 
@@ -139,7 +143,7 @@ def _entries(dest: Location) -> list[str]:
 
 
 def _whole(place: Location) -> KeptSnapshot | None:
-    """The snapshot at `place`, None where there is none, or half of one."""
+    """The snapshot at `place`. None if there is none or it is incomplete."""
     if not place.files.exists(place.root / filenames.IDENTITY):
         return None
     with contextlib.suppress(KeyfoldError, FileNotFoundError):

@@ -1,14 +1,15 @@
-"""Snapshots: a changelog as of a commit, as a self-contained copy that is only read.
+"""Snapshots: a changelog as of a commit, as a self-contained, read-only copy.
 
-A snapshot is laid out like a changelog, so everything that reads one reads it. Segments come first, then the
-journal with a single line, then its head: without the head nobody sees it, and without `changelog.json`,
-which comes last of all where it is new, there is nothing. Taken again in the same place, files that are there
-already are not written again.
+A snapshot has the layout of a changelog, so every reader of changelogs can read it. Segments are written
+first, then the journal with a single line, then its head: without the head no reader sees the snapshot. A new
+snapshot's `changelog.json` is written last of all; without it there is no snapshot. If a snapshot is taken
+again in the same place, existing files are not written again.
 
-What only earlier ones held goes when the new one is complete and no reader needs it. On a local disk readers
-hold locks in the snapshot, and exactly what the living ones name stays. A store without locks knows of no
-readers: there the files of the one before stay until the next one is complete, so that a reader has from one
-taking to the next but one, and at most two generations are there, with a third being written.
+Files of earlier snapshots only are removed when the new one is complete and no reader needs them. On a local
+disk readers hold locks in the snapshot, and exactly the files of living readers are kept. A store without
+locks does not know its readers. There the files of the snapshot before are kept until the next one is
+complete, so a reader may use a snapshot until the second one after it is complete. At most two generations
+exist, while a third is being written.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from keyfold.statestore.segment.block import encode
 from keyfold.statestore.segment.reader import SegmentReader, read_segments
 from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
 
-#: So much of a file is read, checked and written at a time.
+#: Bytes of a file that are read, verified and written at a time.
 _PIECE_BYTES: Final = 8 << 20
-#: Above any number that a writer gives, so that a segment that was cut for a snapshot has a name of its own.
+#: Above any number that a writer assigns, so that a segment cut for a snapshot has a unique name.
 _CUT_NUMBER: Final = 10**9
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that was taken.
+    """A completed snapshot.
 
     Attributes:
         commit: the last commit in it.
-        files: path in the snapshot → what it holds.
-        bytes_written: of the files; the rest was there from an earlier snapshot.
+        files: path in the snapshot → its entry.
+        bytes_written: bytes of the files that were written; the others came from an earlier snapshot.
     """
 
     path: str
@@ -63,7 +64,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Location:
-    """Files at a path: of the source, or of the snapshot."""
+    """Files below a path: of the source, or of the snapshot."""
 
     files: Files
     root: Path
@@ -77,14 +78,14 @@ def take(
     to: Location,
     check: Callable[[], None] = lambda: None,
 ) -> Snapshot:
-    """Write the snapshot of `commit`, whose files the caller spares.
+    """Write the snapshot of `commit`. The caller protects the files of that commit.
 
     Args:
-        check: called before every piece of a file; what it raises ends the taking.
+        check: called before each piece of a file. An error that it raises ends the snapshot.
 
     Raises:
         ConfigError: see `check_destination`.
-        Damaged: a segment of the source, or a list that is there, does not match its checksums.
+        Damaged: a segment of the source, or an existing file list, does not match its checksums.
         StorageFailed: the destination cannot be written.
     """
     with _writing(to):
@@ -92,12 +93,12 @@ def take(
 
 
 def check_destination(to: Location, identity: ChangelogMeta) -> None:
-    """See that a snapshot of this changelog can be taken there, before anything is done for it.
+    """Check that a snapshot of this changelog can be taken there, before anything else is done.
 
     Raises:
-        ConfigError: something else is there.
-        Damaged: a list of the snapshot that is there is not as it was written.
-        StorageFailed: it cannot be read.
+        ConfigError: the destination holds something else.
+        Damaged: the file list of an existing snapshot is damaged.
+        StorageFailed: the destination cannot be read.
     """
     with _writing(to):
         _generations(to, identity)
@@ -109,32 +110,34 @@ def _writing(to: Location) -> Iterator[None]:
         yield
     except OSError as e:
         raise StorageFailed(
-            "The snapshot could not be written; the one before it is as it was.", path=e.filename or to.root,
-            expected="a place that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="free or repair it, then take the snapshot again",
+            "The snapshot could not be written; the previous one is unchanged.", path=e.filename or to.root,
+            expected="a writable destination", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free or repair the destination, then take the snapshot again",
         ) from e  # fmt: skip
 
 
 def clone(snapshot: Location, to: Location, uuid: str) -> None:
-    """A new changelog from a snapshot, with an identity of its own, ready to be opened.
+    """Create a changelog from a snapshot, with its own identity, ready to be opened.
 
     Raises:
         NotAChangelog: there is no snapshot. ConfigError: the destination is not empty.
-        Damaged: a file is not as the snapshot's list says.
+        Damaged: a file does not match the snapshot's list.
         StorageFailed: the destination cannot be written.
     """
     view = View(snapshot.files, snapshot.root)
     listed = read_list(snapshot.files, snapshot.root, view.state.epoch)
     if listed is None:
         raise NotAChangelog(
-            "This is not a snapshot.", path=snapshot.root, expected="what Changelog.snapshot has written",
-            found="a changelog" if not view.identity.snapshot else "a snapshot without its list of files",
-            remedy="take a snapshot of it, and clone that",
+            "Not a snapshot.", path=snapshot.root, expected="a directory that Changelog.snapshot has written",
+            found="a changelog" if not view.identity.snapshot else "a snapshot without its file list",
+            remedy="take a snapshot of it, and clone the snapshot",
         )  # fmt: skip
     is_file = to.files.exists(to.root) and not to.files.is_directory(to.root)
     if is_file or to.files.list_directory(to.root):
+        what = "the path is a file" if is_file else "the directory is not empty"
         raise ConfigError(
-            "A changelog cannot be created here.", path=to.root, expected="an empty or missing directory",
+            f"Cannot create a changelog here: {what}.",
+            path=to.root, expected="an empty directory, or a path that does not exist",
             found="a file" if is_file else "a directory with entries", remedy="choose another path",
         )  # fmt: skip
     try:
@@ -147,14 +150,14 @@ def clone(snapshot: Location, to: Location, uuid: str) -> None:
             found = _copied(snapshot, to, Path(path), expected.records)
             if found != expected:
                 raise Damaged(
-                    "A file of a snapshot is not as it was written.", path=snapshot.root / path,
+                    "A file of the snapshot is damaged.", path=snapshot.root / path,
                     position="byte 0", expected=f"{expected.bytes} bytes, sha256 {expected.sha256}",
                     found=f"{found.bytes} bytes, sha256 {found.sha256}",
-                    remedy="clone another snapshot; nothing of this one was used",
+                    remedy="clone another snapshot; no changelog was created",
                 )  # fmt: skip
         for directory in partitions:
             to.files.sync_directory(directory)
-        # The folder of snapshots is that of the other one.
+        # The folder of snapshots belongs to the original changelog.
         config = replace(view.identity.config, snapshot_dest="")
         own = replace(view.identity, uuid=uuid, snapshot=False, config=config)
         _begin(to, view.state, view.state.epoch + 1, own)
@@ -162,8 +165,8 @@ def clone(snapshot: Location, to: Location, uuid: str) -> None:
     except OSError as e:
         raise StorageFailed(
             "The changelog could not be written.", path=e.filename or to.root,
-            expected="a disk that can be written", found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="free or repair the disk, remove what is there, then clone again",
+            expected="a writable disk", found=f"{type(e).__name__}: {e.strerror or e}",
+            remedy="free or repair the disk, remove the incomplete changelog, then clone again",
         ) from e  # fmt: skip
 
 
@@ -171,7 +174,7 @@ def clone(snapshot: Location, to: Location, uuid: str) -> None:
 
 
 class _Taking:
-    """One snapshot on its way: what it holds, and how much of that had to be written."""
+    """A snapshot in progress: its files, and how many bytes had to be written."""
 
     def __init__(
         self,
@@ -185,7 +188,7 @@ class _Taking:
         self._source = source
         self._to = to
         self._identity = replace(identity, snapshot=True)
-        #: by epoch; the last one is what readers find now
+        #: file lists by epoch; readers use the last one now
         self._generations = before
         self._before = {path: file for files in before.values() for path, file in files.items()}
         self._files: Listed = {}
@@ -203,9 +206,9 @@ class _Taking:
         write_list(files, root, epoch, commit, self._files)
         new = not files.exists(root / filenames.IDENTITY)
         if not new and read_identity(files, root) != self._identity:
-            # Settings and added columns may have changed; what was there reads with them too.
+            # Settings and added columns may have changed. The earlier content is readable with them too.
             write_identity(files, root, self._identity)
-        # Its one line has the number of the epoch: by it readers say which generation they hold.
+        # Its one line has the number of the epoch. Readers use it to mark the generation that they hold.
         _begin(self._to, replace(kept, n=epoch - 1), epoch, self._identity)
         if new:
             write_identity(files, root, self._identity)
@@ -222,7 +225,7 @@ class _Taking:
                 if segment.sealed and segment.next <= end:
                     self._segment(number, segment)
                     continue
-                # What may grow, or is wanted in part only, gets a name of its own: no file ever changes.
+                # A segment that may grow, or of which a part is wanted, gets a new name: files never change.
                 out.add(segment.name)
                 if segment.base < end:
                     name = filenames.segment_name(segment.base, epoch, _CUT_NUMBER + len(out))
@@ -232,7 +235,7 @@ class _Taking:
         return states.truncated(state, commit.number, commit.ends, parts)
 
     def _segment(self, number: int, segment: Segment) -> None:
-        """Copy one segment and its index, their checksums compared, unless they are there already."""
+        """Copy one segment and its index and verify their checksums, unless they exist already."""
         directory = filenames.partition(self._source.root, number)
         paths = [_inside(number, name) for name in (segment.name, filenames.segment_index(segment.name))]
         if all(self._is_there(path) for path in paths):
@@ -242,12 +245,14 @@ class _Taking:
         SegmentReader(self._source.files, directory, segment).verify()
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                # Half of an earlier try: nothing that counts there is ever replaced.
+                # A part of an earlier attempt. A file that is in use is never replaced.
                 self._to.files.unlink(self._to.root / path)
             self._add(path, _copied(self._source, self._to, path, segment.records, self._check))
 
     def _is_there(self, path: Path) -> bool:
-        """Whether the snapshot before has it, whole. No name is ever reused, so it is the same file."""
+        """Whether the previous snapshot has the whole file. Names are never reused, so it is the same
+        file.
+        """
         known = self._before.get(str(path))
         if known is None:
             return False
@@ -260,7 +265,7 @@ class _Taking:
         directory = filenames.partition(self._source.root, number)
         target = filenames.partition(self._to.root, number)
         for file in (name, filenames.segment_index(name)):
-            # Of an earlier try that came to nothing: no snapshot has the number of this one.
+            # Of an earlier, failed attempt: no snapshot has this number.
             with contextlib.suppress(FileNotFoundError):
                 self._to.files.unlink(target / file)
         writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
@@ -284,8 +289,8 @@ class _Taking:
         self._written += file.bytes
 
     def _sweep(self, epoch: int) -> None:
-        """Remove what only older snapshots without readers, or tries that came to nothing, had. Failing harms
-        nobody.
+        """Remove the files of older snapshots without readers, and of failed attempts. A failure here is
+        harmless.
         """
         files, root = self._to.files, self._to.root
         with contextlib.suppress(OSError):
@@ -301,7 +306,7 @@ class _Taking:
                         files.unlink(filenames.partition(root, number) / name)
 
     def _spared(self) -> list[int]:
-        """The earlier generations that somebody may be reading."""
+        """The earlier generations that may have readers."""
         if not self._to.files.has_locks:
             return sorted(self._generations)[-1:]
         oldest = oldest_view(self._to.files, self._to.root, now_ms())
@@ -312,12 +317,12 @@ class _Taking:
 
 
 def _inside(number: int, name: str) -> Path:
-    """A file of a partition, as the list of a snapshot names it."""
+    """The entry of a partition's file in the list of a snapshot."""
     return filenames.partition(Path(), number) / name
 
 
 def _begin(to: Location, state: State, epoch: int, identity: ChangelogMeta) -> None:
-    """The journal with its one line, then the head: what makes a snapshot or a clone visible."""
+    """Write the journal with its one line, then the head, which makes a snapshot or a clone visible."""
     journal = JournalWriter(to.files, to.root, epoch)
     try:
         begin_journal(journal, state, epoch, identity, only=True)
@@ -326,9 +331,9 @@ def _begin(to: Location, state: State, epoch: int, identity: ChangelogMeta) -> N
 
 
 def _generations(to: Location, identity: ChangelogMeta) -> dict[int, Listed]:
-    """The files of the snapshot that is there, and of earlier ones whose files were kept.
+    """The file lists of the existing snapshot, and of earlier ones whose files were kept.
 
-    Raises `ConfigError` where it is of another changelog, `Damaged` where a list is not as it was written.
+    Raises `ConfigError` if it belongs to another changelog, `Damaged` if a list is damaged.
     """
     if not to.files.exists(to.root / filenames.IDENTITY):
         own = {filenames.MANIFEST, filenames.READERS, f"{filenames.IDENTITY}.tmp"}
@@ -344,7 +349,7 @@ def _generations(to: Location, identity: ChangelogMeta) -> dict[int, Listed]:
                 for e in journal_epochs(to.files, to.root)
                 if read_head(to.files, filenames.head(to.root, e))
             ]
-            # A list above is of a try that came to nothing.
+            # A higher list is of a failed attempt.
             lists = {
                 e: read_list(to.files, to.root, e)
                 for e in list_epochs(to.files, to.root)
@@ -353,16 +358,16 @@ def _generations(to: Location, identity: ChangelogMeta) -> dict[int, Listed]:
             return {epoch: files for epoch, files in lists.items() if files is not None}
         found = f"{'a snapshot of' if there.snapshot else 'the changelog'} {there.uuid}"
     raise ConfigError(
-        "A snapshot cannot be taken there.", path=to.root,
-        expected="an empty place, or an earlier snapshot of the same changelog", found=found,
-        remedy="choose another place",
+        "Cannot take a snapshot here: the destination holds something else.", path=to.root,
+        expected="an empty destination, or an earlier snapshot of the same changelog", found=found,
+        remedy="choose another destination",
     )  # fmt: skip
 
 
 def _copied(
     source: Location, to: Location, path: Path, records: int, check: Callable[[], None] = lambda: None
 ) -> SnapshotFile:
-    """Copy a file, and say what it held."""
+    """Copy a file. Returns its size and checksum."""
     digest, count = hashlib.sha256(), 0
     file = to.files.create(to.root / path)
     try:

@@ -311,7 +311,7 @@ def test_a_resumed_query_that_begins_elsewhere_is_refused_until_its_checkpoint_i
     job.run()
     counted = job.counted()
     topics.words(topic, MORE)
-    for begin, says in (("earliest", "offsets 0 to .* come again"), ("latest", "are left out")):
+    for begin, says in (("earliest", "offsets 0 to .* are read again"), ("latest", "are skipped")):
         lose(job.checkpoint)
         with job.lost() as again, pytest.raises(StreamingQueryException, match=f"(?s)BatchConflict.*{says}"):
             job.count(kafka_stream(job.spark, {**job.options, "startingOffsets": begin}), again)

@@ -162,24 +162,24 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
 #: Kind of query, source, mistake, and what the refusal says; None: it goes on exactly.
 CASES: list[tuple[str, str, str, str | None]] = [
     ("upserts", "changelog", "none", None),
-    ("upserts", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 come again"),
-    ("upserts", "changelog", "latest", "offsets 3 to 4 of partition 0 are left out"),
+    ("upserts", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 are read again"),
+    ("upserts", "changelog", "latest", "offsets 3 to 4 of partition 0 are skipped"),
     ("upserts", "changelog", "state forgotten", None),  # it needs none
     ("upserts", "files", "none", "accept_replay=True"),
     ("upserts", "files", "replay accepted", None),
-    ("upserts", "changelog", "another source", "another source than the changelog"),
+    ("upserts", "changelog", "another source", "does not read the changelog"),
     ("sums", "changelog", "none", None),
-    ("sums", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 come again"),
+    ("sums", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 are read again"),
     ("sums", "changelog", "state forgotten", "the state of commit 1 as input of Aggregate"),
     ("sums", "files", "none", "accept_replay=True"),
     ("sums by hand", "changelog", "none", None),
     ("sums by hand", "changelog", "state of another commit", "found: the state of commit 2"),
     ("distinct", "changelog", "none", "the state of commit 1 as input of Deduplicate"),
     ("with state", "changelog", "none", None),
-    ("with state", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 come again"),
+    ("with state", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 are read again"),
     ("with state", "changelog", "state forgotten", "as input of TransformWithState"),
     ("task", "changelog", "none", None),
-    ("task", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 come again"),
+    ("task", "changelog", "options forgotten", "offsets 0 to 2 of partition 0 are read again"),
 ]
 
 

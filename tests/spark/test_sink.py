@@ -280,7 +280,7 @@ def test_settings_are_refused_when_the_sink_is_built(tmp_path: Path) -> None:
         ({"partitions": 0}, "number of partitions"),
         ({"placement": "taks"}, "did you mean 'tasks'"),
         ({"on_reset": "appnd"}, "did you mean 'append'"),
-        ({"app_id": ""}, "no app id"),
+        ({"app_id": ""}, "Invalid app id"),
     ):
         with pytest.raises(ConfigError, match=message):
             ChangelogSink(tmp_path / "log", keys="word", **given)
@@ -352,7 +352,7 @@ def test_spark_connect_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [None, -1, "0", True])
 def test_what_is_no_batch_id_is_refused(spark: SparkSession, tmp_path: Path, batch: Any) -> None:
-    with ChangelogSink(tmp_path / "log") as sink, pytest.raises(ConfigError, match="no batch id"):
+    with ChangelogSink(tmp_path / "log") as sink, pytest.raises(ConfigError, match="Invalid batch id"):
         sink(kafka(spark, ("a", "1")), batch)
 
 

@@ -176,7 +176,7 @@ def test_a_function_may_skip_batches(words: Words, first: str) -> None:
         forget_batch(words.checkpoint, 2)
         words.run(skips)
         assert words.held() == ([("a", 0)] if first == "a" else []) + [("a", 2)]
-        with pytest.raises(ConfigError, match="no batch id"):
+        with pytest.raises(ConfigError, match="Invalid batch id"):
             sink.skip(-1)
 
 
@@ -240,7 +240,7 @@ def test_a_changelog_with_another_name_is_guarded_as_before(words: Words) -> Non
 
 @pytest.mark.parametrize("app", ["", 7, "\ud800"])
 def test_a_sink_takes_no_name_that_no_app_can_have(words: Words, app: Any) -> None:
-    with pytest.raises(ConfigError, match="no app id"):
+    with pytest.raises(ConfigError, match="Invalid app id"):
         words.sink(app_id=app)
     for settings in ({"accept_replay": True}, {"accept_replay": 1, "on_reset": "restore"}):
         with pytest.raises(ConfigError, match="accept_replay"):

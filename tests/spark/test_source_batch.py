@@ -164,7 +164,7 @@ def test_columns_that_spark_does_not_need_do_no_harm(read: Callable[[], DataFram
             ["There is no option 'stratingoffsets'", "expected: startingOffsets"],
         ),
         ({"mode": "chnges"}, ["'mode'", "expected: changes"]),
-        ({"at": "99"}, ["There is no such commit", "a number from 1 to 1", "what to do"]),
+        ({"at": "99"}, ["Commit 99 does not exist", "a number from 1 to 1", "what to do"]),
         ({"maxOffsetsPerTrigger": "5"}, ["'maxOffsetsPerTrigger'", "not for a batch"]),
     ],
 )

@@ -109,7 +109,7 @@ def test_u_is_another_way_to_say_the_ratio(log: Changelog) -> None:
     found = log.engine.cleaning.filthiest()
     assert found is not None
     assert found[1] == 1
-    with pytest.raises(ConfigError, match="two ways"):
+    with pytest.raises(ConfigError, match="exclude each other"):
         log.engine.configure({"snapshot.u": 4, "min.cleanable.dirty.ratio": 0.5})
     for bad in (-1, "x", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=r"snapshot\.u"):
@@ -270,7 +270,10 @@ def test_pauses_are_counted(log: Changelog) -> None:
     found = log.engine.cleaning.filthiest()
     assert found is not None
     assert found[1] == 0
-    with pytest.raises(ConfigError, match="no such partition"), log.cleaning_paused([PARTITIONS]):
+    with (
+        pytest.raises(ConfigError, match="Partition -?[0-9]+ does not exist"),
+        log.cleaning_paused([PARTITIONS]),
+    ):
         pass
 
 

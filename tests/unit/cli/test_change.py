@@ -56,7 +56,7 @@ def test_compact_of_a_log_that_keeps_every_event_is_refused(tmp_path: Path) -> N
     Changelog.open(tmp_path / "log", config={**BY_HAND, "cleanup.policy": "delete"}).close()
     done = run("compact", tmp_path / "log")
     assert done.exit_code == 2
-    assert "This changelog keeps every change." in done.output
+    assert "Compaction is disabled: the cleanup.policy keeps every change." in done.output
 
 
 def test_what_writes_beside_a_living_writer_says_who_it_is_and_what_to_do(tmp_path: Path) -> None:

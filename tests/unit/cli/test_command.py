@@ -129,7 +129,7 @@ def test_a_path_that_is_no_changelog_is_refused_and_nothing_is_made_there(
     verb, *rest = (word.format(tmp=tmp_path) for word in words)
     done = run(verb, tmp_path / "nowhere", *rest)
     assert done.exit_code == 3
-    assert "error: This is not a changelog." in done.output
+    assert "error: Not a changelog." in done.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -190,8 +190,8 @@ def test_dump_takes_some_partitions(raw: Path) -> None:
     [
         (["--from", "1"], "Offsets are counted per partition."),
         (["--to", "1"], "Offsets are counted per partition."),
-        (["--partition", "2"], "There is no such partition."),
-        (["--partition", "-1"], "There is no such partition."),
+        (["--partition", "2"], "Partition 2 does not exist."),
+        (["--partition", "-1"], "Partition -1 does not exist."),
         (["--partition", "0", "--from", "99"], "Offset 99 is beyond the log end offset"),
         (["--limit", "-1"], "Invalid value"),
     ],

@@ -105,11 +105,11 @@ def test_a_point_is_taken_for_what_there_is(log_path: Path) -> None:
 @pytest.mark.parametrize(
     ("point", "code", "message"),
     [
-        ("2", 6, "folded away"),
-        ("2013-01-01T13:00:00Z", 6, "folded away"),
-        ("99", 2, "There is no such commit."),
-        ("unknown:3", 2, "There is no such batch."),
-        ("unknown", 2, "There is no such anchor."),
+        ("2", 6, "compacted away"),
+        ("2013-01-01T13:00:00Z", 6, "compacted away"),
+        ("99", 2, "Commit 99 does not exist."),
+        ("unknown:3", 2, "Batch 3 of app 'unknown' does not exist."),
+        ("unknown", 2, "The anchor 'unknown' does not exist."),
     ],
 )
 def test_a_point_that_cannot_be_restored_is_refused(

@@ -92,7 +92,7 @@ def test_reading_outside_the_log_is_refused(path: Path) -> None:
         log.append(table(("a", "1")))
         with pytest.raises(ConfigError, match="an offset from 0 to 1"):
             log.read(0, 2)
-        with pytest.raises(ConfigError, match="no such partition"):
+        with pytest.raises(ConfigError, match="Partition -?[0-9]+ does not exist"):
             log.read(1)
         with pytest.raises(ConfigError, match="0 or more"):
             log.read(0, -1)
@@ -420,5 +420,5 @@ def test_flipping_any_byte_of_a_segment_is_noticed(path: Path, sealed: bool) -> 
 
 def test_resume_of_an_unknown_app_is_refused(path: Path) -> None:
     Changelog.open(path).close()
-    with pytest.raises(NotResumable, match="has committed nothing"):
+    with pytest.raises(NotResumable, match="has not committed anything"):
         resume(path, app_id="counts")

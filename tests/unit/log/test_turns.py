@@ -34,7 +34,7 @@ INSIDE: dict[str, Callable[[Changelog], object]] = {
 def test_a_change_inside_a_transaction_of_the_same_thread_is_refused(log: Changelog, name: str) -> None:
     with log.transaction(app_id="t", batch_id=0) as store:
         store.put(b"n", b"1")
-        with pytest.raises(ConfigError, match="A transaction of this thread is open"):
+        with pytest.raises(ConfigError, match="A transaction of this thread is already open"):
             INSIDE[name](log)
         assert log.get(b"n") == b"0"
     assert log.get(b"n") == b"1"
@@ -45,7 +45,7 @@ def test_another_changelog_object_of_the_process_takes_turns_too(log: Changelog)
     with Changelog.open(log.path) as other:
         with log.transaction(app_id="t", batch_id=0) as store:
             store.put(b"n", b"1")
-            with pytest.raises(ConfigError, match="A transaction of this thread is open"):
+            with pytest.raises(ConfigError, match="A transaction of this thread is already open"):
                 other.append(rows(("n", "9")))
             with Changelog.open(log.path) as third:
                 assert third.get(b"n") == b"0"

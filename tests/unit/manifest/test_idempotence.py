@@ -120,7 +120,7 @@ def test_a_batch_that_a_later_one_has_passed_over_is_refused(tmp_path: Path) -> 
         log.append(rows("x"), app_id="other", batch_id=0)
         log.append(rows("9"), app_id="job", batch_id=9)
         for missed in (3, 7):
-            with pytest.raises(BatchConflict, match="never committed, and a later one was"):
+            with pytest.raises(BatchConflict, match="never committed, but a later batch was"):
                 log.append(rows("lost"), app_id="job", batch_id=missed)
         assert not log.append(rows("5"), app_id="job", batch_id=5).applied
 
@@ -209,7 +209,7 @@ def test_what_names_no_app_is_refused_everywhere(tmp_path: Path, app: Any) -> No
             lambda: restore(log.path, at=(app, 1)),
         ]
         for call in calls:
-            with pytest.raises(ConfigError, match="no app id"):
+            with pytest.raises(ConfigError, match="Invalid app id"):
                 call()
         assert log.state is before
 
@@ -226,7 +226,7 @@ def test_what_numbers_no_batch_is_refused_everywhere(tmp_path: Path, batch: Any)
             lambda: restore(log.path, at=("job", batch)),
         ]
         for call in calls:
-            with pytest.raises(ConfigError, match="no batch id"):
+            with pytest.raises(ConfigError, match="Invalid batch id"):
                 call()
         assert log.state is before
 
@@ -319,7 +319,7 @@ def test_a_new_query_is_taken_once_the_app_was_resumed_at_its_last_commit() -> N
     at = {"source": ('{"t":{"0":7}}',)}
     assert admits(pinned(PIN, **at), first, Reset("restore"))
     for other in (replace(PIN, app="other"), replace(PIN, commit=8, ends=(6,))):
-        with pytest.raises(BatchConflict, match="nobody has resumed it"):
+        with pytest.raises(BatchConflict, match="that was not resumed"):
             admits(pinned(other, **at), first, Reset("restore"))
 
 
@@ -335,19 +335,19 @@ SEED = f'{{"keyfold": "{LOG}", "seed": 9}}'
     [
         ((KAFKA,), ('{"t":{"1":9,"0":7}}',), None),
         ((KAFKA,), ('{"t":{"0":7,"1":9,"2":0}}',), None),  # a partition that was added, from its beginning
-        ((KAFKA,), ('{"t":{"0":0,"1":9}}',), "offsets 0 to 6 of topic t, partition 0 come again"),
-        ((KAFKA,), ('{"t":{"0":7,"1":12}}',), "offsets 9 to 11 of topic t, partition 1 are left out"),
-        ((KAFKA,), ('{"t":{"0":7}}',), "topic t, partition 1 is not read any more"),
-        ((KAFKA,), ('{"t":{"0":7,"1":9,"2":4}}',), "offsets 0 to 3 of topic t, partition 2 are left out"),
-        ((KAFKA,), ('{"u":{"0":7,"1":9}}',), "topic t, partition 0 is not read any more"),
-        ((KAFKA,), (FEED,), "another source than Kafka's topics t"),
-        ((KAFKA,), (None,), "where it begins is not known"),
+        ((KAFKA,), ('{"t":{"0":0,"1":9}}',), "offsets 0 to 6 of topic t, partition 0 are read again"),
+        ((KAFKA,), ('{"t":{"0":7,"1":12}}',), "offsets 9 to 11 of topic t, partition 1 are skipped"),
+        ((KAFKA,), ('{"t":{"0":7}}',), "topic t, partition 1 is no longer read"),
+        ((KAFKA,), ('{"t":{"0":7,"1":9,"2":4}}',), "offsets 0 to 3 of topic t, partition 2 are skipped"),
+        ((KAFKA,), ('{"u":{"0":7,"1":9}}',), "topic t, partition 0 is no longer read"),
+        ((KAFKA,), (FEED,), "not the Kafka source of the topics t"),
+        ((KAFKA,), (None,), "it is unknown where it begins"),
         ((FEED,), (FEED.replace(" ", ""),), None),
-        ((FEED,), (FEED.replace('"0": 3', '"0": 0'),), "offsets 0 to 2 of partition 0 come again"),
-        ((FEED,), (FEED.replace('"1": 0', '"1": 5'),), "offsets 0 to 4 of partition 1 are left out"),
-        ((FEED,), (FEED.replace("feed", "beef"),), "another source than the changelog feed"),
-        ((FEED,), (ROLLED,), "rolled back since"),
-        ((FEED,), (KAFKA,), "another source than the changelog feed"),
+        ((FEED,), (FEED.replace('"0": 3', '"0": 0'),), "offsets 0 to 2 of partition 0 are read again"),
+        ((FEED,), (FEED.replace('"1": 0', '"1": 5'),), "offsets 0 to 4 of partition 1 are skipped"),
+        ((FEED,), (FEED.replace("feed", "beef"),), "does not read the changelog feed"),
+        ((FEED,), (ROLLED,), "rolled back meanwhile"),
+        ((FEED,), (KAFKA,), "does not read the changelog feed"),
         ((KAFKA, FEED), (KAFKA, FEED), None),
         ((KAFKA, FEED), (FEED, KAFKA), "source 0: .*; source 1: "),
         ((KAFKA, FEED), (KAFKA,), "the query has 1 source"),
@@ -357,7 +357,7 @@ SEED = f'{{"keyfold": "{LOG}", "seed": 9}}'
         ((FILE,), ("-",), "accept_replay"),
         ((RATE,), ("0",), "accept_replay"),
         ((RATE,), ("17",), None),  # whatever it is, it goes on where it was
-        ((), (KAFKA,), "the commit says nothing of any source"),
+        ((), (KAFKA,), "the commit has no source positions"),
     ],
 )
 def test_a_resumed_query_begins_each_source_where_the_commit_ended(
@@ -371,7 +371,7 @@ def test_a_resumed_query_begins_each_source_where_the_commit_ended(
     with pytest.raises(BatchConflict, match=match):
         admits(of, first, Reset("restore"))
     assert admits(of, first, Reset("append"))
-    may_replay = match in ("accept_replay", "the commit says nothing of any source")
+    may_replay = match in ("accept_replay", "the commit has no source positions")
     if may_replay:
         assert admits(of, first, Reset("restore", accept_replay=True))
     else:
@@ -390,7 +390,7 @@ def test_a_source_that_may_lose_data_may_lose_partitions_and_skips_or_repeats_no
         if taken:
             assert admits(of, first, Reset("restore"))
         else:
-            with pytest.raises(BatchConflict, match=r"come again|left out"):
+            with pytest.raises(BatchConflict, match=r"read again|skipped"):
                 admits(of, first, Reset("restore"))
 
 
@@ -416,7 +416,7 @@ def test_what_a_resumed_query_remembers_begins_with_the_state_of_the_commit(
     for accept_replay in (False, True):
         with pytest.raises(BatchConflict, match=match) as caught:
             admits(of, first, Reset("restore", accept_replay=accept_replay))
-        assert "replace what the changelog holds" in caught.value.what
+        assert "replace the state in the changelog" in caught.value.what
     assert admits(of, first, Reset("append"))
 
 

@@ -97,7 +97,7 @@ def test_a_store_is_not_made_where_something_is(log: Changelog, tmp_path: Path, 
     else:
         target.mkdir()
         (target / "mine").touch()
-    with pytest.raises(ConfigError, match="cannot be made there"):
+    with pytest.raises(ConfigError, match="cannot be created here"):
         restore(log.path).to_store(target)
     assert (
         target.read_text() == "mine" if taken == "a file" else [p.name for p in target.iterdir()] == ["mine"]
@@ -141,7 +141,7 @@ def test_what_is_no_store_is_not_opened_nor_made_one(tmp_path: Path, what: str) 
         if what == "a directory":
             (target / "mine").touch()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match="no store that can be opened"):
+    with pytest.raises(ConfigError, match="Not a store that can be opened"):
         open_store(target)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -297,7 +297,7 @@ def test_nothing_is_overwritten(log: Changelog, tmp_path: Path) -> None:
         restore(log.path).to_changelog(log.path)
     with pytest.raises(ConfigError, match="partitions"):
         restore(log.path).to_changelog(tmp_path / "copy", partitions=0)
-    with pytest.raises(ConfigError, match="not changes"):
+    with pytest.raises(ConfigError, match="cannot be written from changes"):
         restore(log.path, since=1).to_changelog(tmp_path / "copy")
 
 
@@ -377,7 +377,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(log: Changelog, tmp_path: Pat
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".arrow"])
 def test_a_file_in_a_directory_that_is_missing_says_so(log: Changelog, tmp_path: Path, suffix: str) -> None:
-    with restore(log.path) as state, pytest.raises(StorageFailed, match="what to do: make the directory"):
+    with restore(log.path) as state, pytest.raises(StorageFailed, match="what to do: create the directory"):
         export(state, tmp_path / "missing" / f"x{suffix}", LOCAL)
 
 

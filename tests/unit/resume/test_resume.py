@@ -131,7 +131,7 @@ def test_a_checkpoint_behind_which_the_app_has_gone_on_is_refused(log: Changelog
     resume(log.path, "job", checkpoint=checkpoint).close()
     spark_in(checkpoint, "q2").plans(0)
     deliver(log, 8, "q1")
-    with pytest.raises(NotResumable, match="has gone on") as caught:
+    with pytest.raises(NotResumable, match="has committed with another query") as caught:
         resume(log.path, "job", checkpoint=checkpoint)
     assert "delete the checkpoint" in str(caught.value.remedy)
 
@@ -141,7 +141,7 @@ def test_a_query_that_was_never_resumed_is_not_resumed_from_the_middle(
 ) -> None:
     deliver(log, 7)
     Spark(checkpoint, "q1").plans(3)
-    with pytest.raises(NotResumable, match="begun without being resumed"):
+    with pytest.raises(NotResumable, match="began without being resumed"):
         resume(log.path, "job", checkpoint=checkpoint)
     assert log.anchors() == {}
 
@@ -287,12 +287,12 @@ def test_a_source_without_a_position_is_not_skipped_in_silence(log: Changelog) -
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("-", "had given nothing yet"),
-        ("no json", "no JSON"),
+        ("-", "had produced no data yet"),
+        ("no json", "not JSON"),
         ('{"logOffset":1}', "file source"),
-        ("17", "only shown: 17"),
-        ("{}", "only shown"),
-        ('{"words":{"x":1}}', "only shown"),
+        ("17", "at its position: 17"),
+        ("{}", "cannot start this kind of source"),
+        ('{"words":{"x":1}}', "cannot start this kind of source"),
     ],
 )
 def test_a_position_that_cannot_be_given_back_says_why(text: str, why: str) -> None:

@@ -221,7 +221,7 @@ def test_two_changelogs_do_not_share_a_folder(log: Changelog, dest: Path, tmp_pa
     with Changelog.open(tmp_path / "other", config=log.config.changed()) as other:
         append(other, 5)
         other.engine.snapshots.run()
-        assert "Another changelog" in str(other.snapshot_status()["failure"])
+        assert "snapshots of another changelog" in str(other.snapshot_status()["failure"])
         assert other.snapshot_status()["failed"] == 1
     assert there(dest) == [1]
 
@@ -239,7 +239,7 @@ def test_a_place_that_fails_is_tried_again_later_and_shown(
     rests = [policy._retry_at - time.monotonic()]
     status = log.snapshot_status()
     assert (status["failed"], status["taken"]) == (1, 0)
-    assert "no snapshot was taken" in caplog.text
+    assert "the snapshot failed" in caplog.text
     assert status["failure"]
     policy.look()
     assert policy._thread is None
@@ -336,7 +336,7 @@ def test_a_clone_of_the_folder_is_one_of_the_newest_and_has_no_folder(
 
 def test_a_folder_of_half_ones_or_of_several_changelogs_is_refused(dest: Path, tmp_path: Path) -> None:
     (dest / "000000000009" / "manifest").mkdir(parents=True)
-    with pytest.raises(NotAChangelog, match="no whole snapshot"):
+    with pytest.raises(NotAChangelog, match="no complete snapshot"):
         Changelog.clone(dest, tmp_path / "clone")
     for number in (1, 2):
         with Changelog.open(tmp_path / f"log-{number}", config=CONFIG) as log:

@@ -135,7 +135,7 @@ def test_each_byte_of_its_list_is_checked_by_verify_and_by_a_clone(
         (damage,) = verify(to).damages
         assert (damage.path, damage.position) == (listed, f"bytes 0 to {len(whole)}"), position
         if position % 97 == 0 or position >= len(whole) - 24:
-            with pytest.raises(Damaged, match="list of files"):
+            with pytest.raises(Damaged, match="file list"):
                 Changelog.clone(to, tmp_path / "clone")
             with pytest.raises(Damaged, match="to another place"):
                 log.snapshot(to)
@@ -186,7 +186,7 @@ def test_something_else_is_not_overwritten(log: Changelog, tmp_path: Path) -> No
         append(other, range(3), b"1")
         other.snapshot(tmp_path / "of-other")
     for place in ("full", "other", "of-other"):
-        with pytest.raises(ConfigError, match="cannot be taken there"):
+        with pytest.raises(ConfigError, match="Cannot take a snapshot here"):
             log.snapshot(tmp_path / place)
     with pytest.raises(ConfigError, match="no file system"):
         log.snapshot("nothing://there")
@@ -318,7 +318,7 @@ def test_a_clone_is_made_of_a_whole_snapshot_in_an_empty_place(
 ) -> None:
     with pytest.raises(NotAChangelog):
         Changelog.clone(to, tmp_path / "clone")
-    with pytest.raises(NotAChangelog, match="not a snapshot"):
+    with pytest.raises(NotAChangelog, match="Not a snapshot"):
         Changelog.clone(log.path, tmp_path / "clone")
     log.snapshot(to)
     with pytest.raises(ConfigError, match="cannot be created"):

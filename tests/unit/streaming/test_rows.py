@@ -148,7 +148,7 @@ def test_the_state_at_an_anchor_is_exact_after_compaction(folded: Path) -> None:
 def test_a_state_that_was_folded_away_is_refused_with_what_is_left(folded: Path) -> None:
     with pytest.raises(CompactedAway, match="anchors second"):
         read_batch(folded, at="3")
-    with pytest.raises(CompactedAway, match="folded away"):
+    with pytest.raises(CompactedAway, match="compacted away"):
         read_batch(folded, endOffsets="3")
 
 
@@ -176,7 +176,7 @@ def test_partitions_can_be_chosen(path: Path, mode: str) -> None:
         log.append(table(*((f"k{i}", "x") for i in range(30))))
         expected = {row[2] for row in log_rows(log) if row[0] in (0, 2)}
     assert {row["key"] for row in read_batch(path, mode=mode, partitions="2,0")} == expected
-    with pytest.raises(ConfigError, match="no such partition"):
+    with pytest.raises(ConfigError, match="Partition -?[0-9]+ does not exist"):
         read_batch(path, mode=mode, partitions="3")
 
 
