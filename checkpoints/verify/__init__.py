@@ -1,1 +1,1 @@
-"""Verification: every checksum of everything that counts, and what must agree. Believes nothing."""
+"""Verification: every checksum of all data in use, and the consistency of manifest and records."""

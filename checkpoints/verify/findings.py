@@ -1,4 +1,4 @@
-"""What a verification finds: one `Damage` for each place that is not as it was written."""
+"""Findings of a verification: one `Damage` for each place that differs from what was written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MISSING: Final = "no such file"
 
 @dataclass(frozen=True)
 class Damage:
-    """One place that is not as it was written. `position` says where in the file, in bytes or offsets;
-    `remedy` what helps, where something does that is not a copy.
+    """One place that differs from what was written. `position` is the place in the file, in bytes or offsets.
+    `remedy` is set if there is another remedy than putting back a copy.
     """
 
     path: Path
@@ -26,12 +26,12 @@ class Damage:
 
     @property
     def missing(self) -> bool:
-        """Whether the whole file is not there."""
+        """Whether the whole file is missing."""
         return self.found == MISSING
 
 
 class Damages(list[Damage]):
-    """What was found so far."""
+    """The damages found so far."""
 
     def add(
         self, path: Path, position: str, what: str, expected: object, found: object, remedy: str = ""
@@ -39,12 +39,12 @@ class Damages(list[Damage]):
         self.append(Damage(path, position, what, str(expected), str(found), remedy))
 
     def add_error(self, error: KeyfoldError, path: Path) -> None:
-        """An error that said it already; `path` where it names none."""
+        """Add an error that was raised. `path` is used if the error has none."""
         where = path if error.path is None else Path(error.path)
         self.add(where, error.position or "byte 0", error.what, error.expected, error.found)
 
     def add_unreadable(self, path: Path, error: OSError) -> None:
-        """The operating system does not give a file's bytes."""
+        """Add a file that the operating system cannot read."""
         if isinstance(error, FileNotFoundError):
             self.add(path, "byte 0", "A file that the manifest names is missing.", "the file", MISSING)
         else:

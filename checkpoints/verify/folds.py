@@ -1,10 +1,10 @@
-"""The folds' part of a verification: what the manifest says is clean is proved from the records themselves.
+"""Verifies compaction: the uniqueness of keys that the manifest claims is proved from the records themselves.
 
-Where passes have been, no key may occur twice between two neighbouring splits below `unique_end`: whoever
-restores takes those records as they are. That is counted here, key bytes decide, in bounded memory: where an
-interval has more keys than have room, they are taken in turns by their hash, each with a reading of the
-interval. (`segments` proves that no record is missing from `clean_end` on. Whether what was dropped
-below was obsolete, the records that are left cannot show.)
+In the section that passes have cleaned, no key may occur twice between two neighbouring splits below
+`unique_end`: a restore takes those records as they are. This is counted here by comparing key bytes, in
+bounded memory: if an interval has more keys than fit, they are checked in turns by their hash, each with one
+reading of the interval. (`segments` proves that no record is missing from `clean_end` on. Whether the records
+that were dropped below were obsolete cannot be seen from the remaining ones.)
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from keyfold.statestore.keys.key_table import KeyTable
 
 #: Memory for the keys of one turn.
 _BUDGET_BYTES: Final = 128 << 20
-#: What an array of keys costs beside its bytes.
+#: Overhead of an array of keys in addition to its bytes.
 _ARRAY_BYTES: Final = 1 << 10
 _REMEDY: Final = (
-    "`keyfold compact --full`, or compact(full=True), folds the log from its start and repairs this; of a "
-    "snapshot make a clone first. What was restored meanwhile may have deleted keys, or a key twice"
+    "`keyfold compact --full`, or compact(full=True), compacts the log from its start and repairs this. "
+    "Clone a snapshot first. States that were restored meanwhile may contain deleted or duplicate keys"
 )
 
 
 @dataclass(frozen=True)
 class _Interval:
-    """Where the keys of a partition may not occur twice, and the share of them whose turn it is."""
+    """A section of a partition in which no key may occur twice, and the share of the keys in this turn."""
 
     files: Files
     directory: Path
@@ -52,7 +52,7 @@ class _Interval:
     turns: int = 1
 
     def keys(self) -> Iterator[tuple[Ints, pa.Array]]:
-        """Offsets and keys of the records, those whose turn it is."""
+        """Offsets and keys of the records whose turn it is."""
         read = Rereading(self.files, self.directory, self.p.segments)
         for batch in read.between(self.start, self.end, keys_only=True):
             offsets, keys = offsets_of(batch), batch.column("key")
@@ -63,13 +63,13 @@ class _Interval:
                 yield offsets, keys
 
     def first_twice(self) -> tuple[int, int, int] | None:
-        """The offset of a record whose key comes again, where it does, and how many there are such. None if
-        there is none.
+        """The offset of a record whose key occurs again, the offset of the next record with this key, and the
+        number of such records. None if there is none.
 
-        It is the first such record and their number, unless the keys have no room: then of those that were
-        read until there was none.
+        It is the first such record and their total number, unless the keys do not fit in memory: then it is
+        based on the keys read up to that point.
 
-        Raises `MemoryError` where there is no room for all keys of the turn.
+        Raises `MemoryError` if not all keys of the turn fit in memory.
         """
         held = KeyTable()
         last, size = KeyIndex(held), 0
@@ -89,7 +89,7 @@ class _Interval:
         return first, again, held.count - last.distinct
 
     def _offsets_of(self, number: int) -> tuple[int, int]:
-        """The offset of a record by its number, and that of the next one with its key."""
+        """The offset of a record by its number, and that of the next record with its key."""
         key: pa.Scalar | None = None
         first = -1
         for offsets, keys in self.keys():
@@ -106,10 +106,10 @@ class _Interval:
 
 
 def check_folds(files: Files, directory: Path, number: int, p: PartitionState, damages: Damages) -> None:
-    """Whether keys are as unique in a partition as its manifest says.
+    """Check that the keys of a partition are as unique as its manifest says.
 
     Raises:
-        Damaged, ViewExpired: a segment cannot be read; `segments` has said so.
+        Damaged, ViewExpired: a segment cannot be read; `segments` has reported it.
     """
     cuts = [p.start, *(s for s in p.splits if p.start < s < p.unique_end), p.unique_end]
     for start, end in pairwise(cuts):
@@ -131,7 +131,7 @@ def _check_interval(interval: _Interval, number: int, damages: Damages) -> None:
         count = sum(records for _, _, records in found)
         damages.add(
             interval.directory, f"partition {number}, offset {first}",
-            "A key is twice where the manifest says that no key is.",
+            "A key occurs twice in a section where the manifest says that keys are unique.",
             f"one record of each key in offsets {interval.start} to {interval.end}",
-            f"its key again at offset {again}; {count} records too many", _REMEDY,
+            f"its key again at offset {again}; {count} duplicate records", _REMEDY,
         )  # fmt: skip

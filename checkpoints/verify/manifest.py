@@ -1,7 +1,7 @@
-"""The manifest's part of a verification: head, journal, and what the lines of a journal must agree on.
+"""Verifies the manifest: head, journal, and the consistency of a journal's lines.
 
-Readers stop at the first damage. Here everything is looked at: each slot of the head, each line whatever the
-one before it was, and the state that the lines up to the first damaged one give.
+Readers stop at the first damage. This checks everything: each slot of the head, each line regardless of the
+line before it, and the state that results from the lines before the first damaged one.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from keyfold.statestore.segment.block import FORMAT_VERSION
 
 _SLOT_BYTES: Final = 64
 _HEAD_BYTES: Final = 2 * _SLOT_BYTES
-#: A living writer can roll its journal away, or be writing a slot, just when it is looked at.
+#: A living writer may roll its journal, or write a slot, while it is being checked.
 _LOOKS_MAX: Final = 100
 
 
 @dataclass
 class Manifest:
-    """What the manifest was found to say.
+    """The content of the manifest, as found.
 
     Attributes:
-        state: behind the last line before the first damage; None where not even a checkpoint is sound.
-        durable_n: the last line that readers go by; 0 where that is not known.
-        partial: a durable line could not be read, so that `state` is an older one.
-        journal: the journal that counts, None where there is none.
+        state: the state after the last line before the first damage; None if not even a checkpoint is intact.
+        durable_n: the last line that readers use; 0 if unknown.
+        partial: a durable line could not be read, so `state` is an older state.
+        journal: the journal in use, None if there is none.
     """
 
     state: State | None = None
@@ -53,10 +53,10 @@ class Manifest:
 
 
 def check_manifest(files: Files, root: Path, identity: ChangelogMeta | None, damages: Damages) -> Manifest:
-    """Look at the journal that counts and its head; `identity` is None where that itself is damaged.
+    """Verify the journal in use and its head. `identity` is None if the identity itself is damaged.
 
     Raises:
-        FormatTooNew: a later version wrote it.
+        FormatTooNew: a later version of keyfold wrote it.
     """
     for _ in range(_LOOKS_MAX):
         found = Damages()
@@ -76,7 +76,7 @@ def _check_newest(files: Files, root: Path, identity: ChangelogMeta | None, dama
     manifest = Manifest()
     epochs = journal_epochs(files, root)[::-1]
     if not epochs:
-        damages.add(root / filenames.MANIFEST, "byte 0", "There is no manifest journal.", "a journal", "none")
+        damages.add(root / filenames.MANIFEST, "byte 0", "The manifest has no journal.", "a journal", "none")
         return manifest
     headless: list[int] = []
     for epoch in epochs:
@@ -89,7 +89,7 @@ def _check_newest(files: Files, root: Path, identity: ChangelogMeta | None, dama
         headless.remove(epoch)
         _report_no_head(files, filenames.head(root, epoch), damages)
     manifest.notes += [
-        f"epoch {other} was claimed and got no head: an opening that died there, or that is just going on"
+        f"epoch {other} was claimed and has no head: an opening died there, or is in progress"
         for other in headless
     ]
     manifest.journal = filenames.journal(root, epoch)
@@ -108,7 +108,7 @@ def _check_newest(files: Files, root: Path, identity: ChangelogMeta | None, dama
 
 
 def _report_no_head(files: Files, path: Path, damages: Damages) -> None:
-    """A head that is missing or too short; one of full length without a valid slot was reported already."""
+    """Report a head that is missing or too short. A head without a valid slot was reported already."""
     if not files.exists(path):
         damages.add(path, "byte 0", "A journal has no head.", "the head", MISSING)
     elif (size := files.size(path)) < _HEAD_BYTES:
@@ -127,7 +127,7 @@ def _newest_with_checkpoint(files: Files, root: Path, epochs: list[int]) -> int:
 
 
 def _check_head(files: Files, path: Path, damages: Damages) -> Head | None:
-    """The head that readers take, None where there is none. A slot that is not valid nor blank is damage."""
+    """The head that readers use, None if there is none. A slot that is neither valid nor blank is damage."""
     for _ in range(_LOOKS_MAX):
         try:
             data = files.read(path)
@@ -139,7 +139,7 @@ def _check_head(files: Files, path: Path, damages: Damages) -> Head | None:
         if not bad:
             break
     valid = [head for head in heads if head is not None]
-    # A first slot alone is what a writer leaves that dies while it makes its head.
+    # A writer that dies while it creates its head leaves only a first slot.
     if len(data) not in (_HEAD_BYTES, _SLOT_BYTES) and (valid or len(data) > _HEAD_BYTES):
         damages.add(
             path,
@@ -152,7 +152,7 @@ def _check_head(files: Files, path: Path, damages: Damages) -> Head | None:
         for i in bad:
             damages.add(
                 path, f"bytes {i * _SLOT_BYTES} to {(i + 1) * _SLOT_BYTES}",
-                "A slot of a head is not as written; a power loss while it was written leaves that too.",
+                "A slot of a head is damaged; a power loss during its write has the same effect.",
                 "a slot with its CRC32C", "another CRC32C or form",
             )  # fmt: skip
     return max(valid, key=lambda head: head.length, default=None)
@@ -172,7 +172,7 @@ def _head_in(slot: bytes) -> Head | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """One line of a journal: its number in the file, its bytes [start, end), what it says if sound."""
+    """One line of a journal: its number in the file, its bytes [start, end), its content if intact."""
 
     number: int
     start: int
@@ -182,7 +182,7 @@ class _Place:
 
 
 def _places(data: bytes) -> Iterator[_Place]:
-    """The lines in order; neighbours that are not sound count as one. Without its newline none is sound."""
+    """The lines in order. Adjacent damaged lines count as one. A line without a newline is damaged."""
     bad_from: tuple[int, int] | None = None
     found = "no line"
     start = number = 0
@@ -238,8 +238,8 @@ def _check_journal(
             )  # fmt: skip
         else:
             manifest.notes.append(
-                f"{place.end - place.start} bytes behind line {place.number - 1} of {path.name} are a "
-                "line that was never acknowledged; the next opening to write cuts it off"
+                f"{place.end - place.start} bytes after line {place.number - 1} of {path.name} are a "
+                "line that was never acknowledged; the next opening to write discards it"
             )
     if len(data) < durable:
         manifest.partial = True
@@ -259,7 +259,7 @@ def _apply(
     path: Path,
     damages: Damages,
 ) -> bool:
-    """Take one sound line into the state; False where it makes no sense."""
+    """Apply one intact line to the state. False if its content is invalid."""
     line = place.line or {}
     where = f"line {place.number}, byte {place.start}"
     try:
@@ -275,8 +275,8 @@ def _apply(
         manifest.state = states.from_checkpoint(line)
     except (KeyError, ValueError, TypeError, IndexError) as e:
         damages.add(
-            path, where, "A manifest line has a right checksum and makes no sense.",
-            "a line that follows from those before it", f"{type(e).__name__}: {e}",
+            path, where, "A manifest line has a valid checksum but invalid content.",
+            "a line that follows from the lines before it", f"{type(e).__name__}: {e}",
         )  # fmt: skip
         return False
     if identity is not None and line.get("changelog") != identity.uuid:
@@ -284,7 +284,7 @@ def _apply(
             path, where, "A journal belongs to another changelog.", identity.uuid, line.get("changelog")
         )
     if manifest.state.epoch != epoch:
-        damages.add(path, where, "A journal is of another epoch than its name.", epoch, manifest.state.epoch)
+        damages.add(path, where, "A journal's epoch differs from its name.", epoch, manifest.state.epoch)
     return True
 
 
@@ -292,18 +292,20 @@ def _compare_head(data: bytes, head: Head, n: int, path: Path, damages: Damages)
     found = crc32c(data[: head.length])
     if found != head.crc:
         damages.add(
-            path, f"bytes 0 to {head.length}", "A journal is not what its head says.",
+            path, f"bytes 0 to {head.length}", "A journal does not match its head.",
             f"crc32c {head.crc:08x}", f"crc32c {found:08x}",
         )  # fmt: skip
     if n != head.n:
-        damages.add(path, f"byte {head.length}", "A head names another line than it ends with.", head.n, n)
+        damages.add(
+            path, f"byte {head.length}", "A head names another line than the journal's last.", head.n, n
+        )
 
 
-# -- what the lines must agree on ----------------------------------------------------------------------------
+# -- consistency ---------------------------------------------------------------------------------------------
 
 
 def check_agreement(state: State, identity: ChangelogMeta | None, path: Path, damages: Damages) -> None:
-    """What holds in every state that a writer makes; `path` is the journal that says otherwise."""
+    """Check what is true in every state that a writer produces. `path` is the journal that is reported."""
 
     def wrong(where: str, what: str, expected: object, found: object) -> None:
         damages.add(path, where, what, expected, found)
@@ -311,7 +313,7 @@ def check_agreement(state: State, identity: ChangelogMeta | None, path: Path, da
     if identity is not None and len(state.partitions) != identity.partitions:
         wrong(
             "partitions",
-            "The manifest and the identity disagree.",
+            "The manifest and changelog.json disagree.",
             identity.partitions,
             len(state.partitions),
         )
@@ -323,7 +325,7 @@ def check_agreement(state: State, identity: ChangelogMeta | None, path: Path, da
         if commit.number <= last[0] or not _not_before(commit.ends, last[1]):
             wrong(
                 f"commit {commit.number}",
-                "Commits go backwards.",
+                "Commits are out of order.",
                 f"later than commit {last[0]}",
                 "an earlier one",
             )
@@ -333,16 +335,16 @@ def check_agreement(state: State, identity: ChangelogMeta | None, path: Path, da
     for what, commit in everything:
         if commit.number >= state.next_commit or not _not_before(state.ends, commit.ends):
             wrong(
-                f"{what} {commit.number}", "A commit lies beyond the log's end.",
+                f"{what} {commit.number}", "A commit is beyond the log's end.",
                 f"below commit {state.next_commit}, ends up to {state.ends}", f"ends {commit.ends}",
             )  # fmt: skip
     for anchor in state.anchors.values():
-        # What retention has removed is no damage.
+        # Data that retention has removed is no damage.
         if len(anchor.ends) != len(state.partitions) or state.folded_away(anchor.ends):
             wrong(
                 f"anchor {anchor.name!r}",
-                "The state at an anchor was folded away.",
-                "a kept state",
+                "The state at an anchor was compacted away.",
+                "an exact state",
                 anchor.ends,
             )
 
@@ -352,7 +354,9 @@ def _not_before(ends: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 
 def _partition_faults(p: PartitionState, epoch: int) -> Iterator[tuple[str, object, object]]:
-    """What is wrong in one partition: segments cover its offsets without overlap or hole, up to its end."""
+    """Problems of one partition: its segments must cover its offsets without overlap or gap, up to its
+    end.
+    """
     if not 0 <= p.start <= p.clean_end <= p.end:
         yield "Offsets are out of order.", "0 <= start <= clean end <= end", (p.start, p.clean_end, p.end)
     if not p.start <= p.unique_end <= p.clean_end or p.swept_end > p.unique_end:
@@ -370,7 +374,7 @@ def _partition_faults(p: PartitionState, epoch: int) -> Iterator[tuple[str, obje
     covered = p.start
     for s in (*p.segments, None):
         base = p.end if s is None else s.base
-        # A pass leaves no segment of a group whose records all go, so there are holes in the clean section.
+        # If no record of a group is kept, a pass writes no segment, so the clean section may have gaps.
         if base < covered or covered < base > p.clean_end:
             place = "The segments do not end where the partition does" if s is None else (
                 f"Segment {s.name} does not begin where the one before it ends"
@@ -380,11 +384,15 @@ def _partition_faults(p: PartitionState, epoch: int) -> Iterator[tuple[str, obje
     for s in p.segments:
         made = filenames.segment_epoch(s.name)
         if made is None or made > epoch:
-            yield f"Segment {s.name} has no name of this epoch or an older one.", f"epoch 1 to {epoch}", made
+            yield (
+                f"Segment {s.name} has a name of a later epoch, or an invalid one.",
+                f"epoch 1 to {epoch}",
+                made,
+            )
         if not (0 <= s.tombstones <= s.records <= s.next - s.base and s.size > 0):
             found = f"{s.records} records, {s.tombstones} tombstones, {s.size} bytes"
             yield (
-                f"Segment {s.name} holds more than its offsets.",
+                f"Segment {s.name} has more records than offsets.",
                 f"at most {s.next - s.base} records",
                 found,
             )

@@ -1,4 +1,4 @@
-"""A segment's part of a verification: bytes against what vouches for them, records against the manifest."""
+"""Verifies a segment: its bytes against their checksums, its records against the manifest."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from keyfold.statestore.segment.writer import Segment
 _INDEX_STREAM_HEADER: Final = struct.Struct("<II")
 _INDEX_STREAM_HEADER_AT: Final = 24
 
-#: So many records of one block are named that are not of the columns: each costs some passes over the block.
+#: Maximum number of records per block that are reported for wrong columns. Each costs several passes over it.
 _MISFITS_NAMED: Final = 10
 
 
 @dataclass
 class Counted:
-    """What a partition's segments were found to hold."""
+    """What was found in a partition's segments."""
 
     files: int = 0
     bytes: int = 0
@@ -60,12 +60,12 @@ def check_segment(
     clean_end: int,
     columns: Columns | None = None,
 ) -> Counted:
-    """Everything that counts of one segment and its index.
+    """Verify all data in use of one segment and its index.
 
     Args:
-        partition: its number, and how many there are: every key must belong into it.
+        partition: its number, and the number of partitions: every key must belong to it.
         clean_end: from this offset on no record may be missing.
-        columns: of a typed changelog: every record must be of them.
+        columns: of a typed changelog: every record must match them.
     """
     return _Check(files, directory, segment, partition, damages, clean_end, columns).run()
 
@@ -91,7 +91,7 @@ class _Check:
         self._counted = Counted()
         self._whole = True
         self._last = segment.base - 1
-        #: where records go on that have to be there
+        #: the next offset at which a record must exist
         self._dense = max(segment.base, clean_end)
         self._max_timestamp = -1
 
@@ -115,7 +115,7 @@ class _Check:
             )
             if data.size >= segment.size and end.to_pybytes() != END_OF_STREAM:
                 self._wrong(
-                    f"byte {segment.size}", "A sealed segment does not end as an Arrow stream does.",
+                    f"byte {segment.size}", "A sealed segment does not end with the Arrow end of stream.",
                     END_OF_STREAM.hex(" ", 4), end.to_pybytes().hex(" ", 4) or "nothing",
                 )  # fmt: skip
             if index is None:
@@ -130,7 +130,7 @@ class _Check:
     # -- bytes -----------------------------------------------------------------------------------------------
 
     def _index(self) -> tuple[npt.NDArray[np.void], int, int] | None:
-        """The entries, and bytes and CRC32C of the schema message; None where the index cannot be used."""
+        """The entries, and bytes and CRC32C of the schema message. None if the index cannot be used."""
         path = self._directory / filenames.segment_index(self._segment.name)
         try:
             entries = SegmentReader(self._files, self._directory, self._segment).index()
@@ -156,7 +156,7 @@ class _Check:
         for entry in entries:
             start, length = int(entry["position"]), int(entry["length"])
             if start != position:
-                self._wrong(f"byte {position}", "The blocks of an index leave a hole.", position, start)
+                self._wrong(f"byte {position}", "The blocks of an index leave a gap.", position, start)
             position = start + length
             block = self._compare(data, start, length, int(entry["crc"]), 0)
             if block is None:
@@ -170,7 +170,7 @@ class _Check:
             found = (int(offsets[0]), int(offsets[-1]), batch.num_rows, newest)
             if said != found:
                 self._wrong(
-                    f"bytes {start} to {position}", "An index entry does not fit its block.",
+                    f"bytes {start} to {position}", "An index entry does not match its block.",
                     "base {}, last {}, {} records, newest {}".format(*said),
                     "base {}, last {}, {} records, newest {}".format(*found),
                 )  # fmt: skip
@@ -198,7 +198,7 @@ class _Check:
     def _compare(
         self, data: pa.Buffer, position: int, length: int, expected: int, before: int
     ) -> pa.Buffer | None:
-        """The bytes if they are there and as written. What lies beyond a file's end was reported already."""
+        """The bytes if they exist and match. Bytes beyond the file's end were reported already."""
         part = data.slice(position, length) if position + length <= data.size else None
         if part is None:
             self._whole = False
@@ -207,7 +207,7 @@ class _Check:
         if found == expected:
             return part
         self._wrong(
-            f"bytes {position} to {position + length}", "Bytes of a segment are not as they were written.",
+            f"bytes {position} to {position + length}", "Bytes of a segment do not match their checksum.",
             f"crc32c {expected:08x}", f"crc32c {found:08x}",
         )  # fmt: skip
         return None
@@ -232,7 +232,7 @@ class _Check:
         first, last = int(offsets[0]), int(offsets[-1])
         if first <= self._last or last >= segment.next or not (np.diff(offsets) > 0).all():
             self._wrong(
-                where, "Offsets do not ascend inside what the segment covers.",
+                where, "Offsets do not ascend within the range of the segment.",
                 f"from {self._last + 1} to {segment.next - 1}", f"{first} to {last}",
             )  # fmt: skip
         self._last = max(self._last, last)
@@ -247,7 +247,7 @@ class _Check:
         if len(stray):
             self._wrong(
                 f"{where}, offset {offsets[stray[0]]}", "A record is in the wrong partition.",
-                f"partition {number}", f"{len(stray)} records of others",
+                f"partition {number}", f"{len(stray)} records of other partitions",
             )  # fmt: skip
         if self._columns is not None:
             self._typed(self._columns, batch, where)
@@ -258,7 +258,7 @@ class _Check:
         )
 
     def _typed(self, columns: Columns, batch: pa.RecordBatch, where: str) -> None:
-        """Records that are not of the columns: each of them spoils the whole state."""
+        """Records that do not match the columns. A single one makes the whole state unreadable."""
         row, keys, values = 0, batch.column("key"), batch.column("value")
         for named in range(_MISFITS_NAMED + 1):
             misfit = columns.misfit(keys[row:], values[row:])
@@ -268,7 +268,7 @@ class _Check:
             at = f"{where}, partition {self._partition[0]}, offset {batch.column('offset')[row]}"
             if named == _MISFITS_NAMED:
                 at += ", and perhaps more of this block"
-            what = f"A record is not of the changelog's columns: its {misfit.part}."
+            what = f"A record does not match the changelog's columns: its {misfit.part}."
             self._damages.add(self._path, at, what, misfit.expected, "other bytes")
             row += 1
 
@@ -280,16 +280,16 @@ class _Check:
             self._missing(self._dense)
         if said != found:
             self._wrong(
-                "whole file", "The manifest says other things of a segment than it holds.",
+                "whole file", "The manifest's counts of a segment do not match its records.",
                 "{} records, {} tombstones, newest {}".format(*said),
                 "{} records, {} tombstones, newest {}".format(*found),
             )  # fmt: skip
 
     def _missing(self, offset: int) -> None:
-        """Where nothing was folded, a record is not there. Said once for each segment."""
+        """Report a missing record in the dirty section. Once per segment."""
         self._wrong(
             f"partition {self._partition[0]}, offset {offset}",
-            "A record is missing where nothing was folded.",
+            "A record is missing in a section that was never compacted.",
             f"all records in offsets {offset} to {self._segment.next}", "no record at this one",
         )  # fmt: skip
         self._dense = self._segment.next
@@ -302,6 +302,6 @@ class _Check:
 
     def _senseless(self, position: int, error: Exception) -> None:
         self._wrong(
-            f"byte {position}", "A block has a right checksum and makes no sense.", "a record batch",
+            f"byte {position}", "A block has a valid checksum but invalid content.", "a record batch",
             type(error).__name__
         )  # fmt: skip

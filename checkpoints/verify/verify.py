@@ -1,18 +1,17 @@
-"""Whether a changelog is as it was written: every checksum of everything that counts, and what must agree.
+"""Verifies that a changelog is as it was written: every checksum of all data in use, and its consistency.
 
-`verify` looks at what a reader sees, beside a living writer if there is one, changes nothing, and does not
-stop at the first damage. What is checked:
+`verify` checks what a reader sees, also while a writer is active. It changes nothing, and does not stop at
+the first damage. It checks:
 
 - the identity against its own checksum;
-- the head's slots, the journal line by line and as a whole, and the state that its lines give
-  (`manifest`);
-- of a snapshot the list of its files (`snapshot_list`), and that it names what the manifest names;
-- every segment that the manifest names: its bytes against marks or index, its records against what the
-  manifest says of them (`segments`);
-- what the manifest says is folded, by folding it (`folds`).
+- the head's slots, the journal line by line and as a whole, and the state that its lines give (`manifest`);
+- for a snapshot the list of its files (`snapshot_list`), and that it agrees with the manifest;
+- every segment that the manifest names: its bytes against marks or index, its records against the manifest
+  (`segments`);
+- the sections that the manifest says are compacted, by folding them (`folds`).
 
-Files that nobody names are listed, and are no damage: they do not exist. Last values are not looked at: the
-log is the truth, and a store that cannot be used is built anew.
+Files that are not named anywhere are listed and are no damage: they are not part of the log. Last values are
+not checked: the log is the source of truth, and a store that cannot be used is rebuilt.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from keyfold.statestore.schema.columns import Columns
 
 __all__ = ["Damage", "Unnamed", "Verification", "verify"]
 
-#: Called with the bytes of segments checked so far, and of all of them.
+#: Called with the number of verified bytes of segments, and their total.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Unnamed:
-    """A file or directory that the manifest does not name, and what it seems to be."""
+    """A file or directory that the manifest does not name, and its likely origin."""
 
     path: Path
     what: str
@@ -53,14 +52,14 @@ class Unnamed:
 
 @dataclass
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
-        damages: every place that is not as it was written; empty where all is sound.
-        checked: files, bytes, blocks and records that were looked at and are readable.
-        line: the last manifest line that was checked, 0 where none could be.
-        unnamed: what else lies in the directory.
-        notes: what a crash may leave, or a living writer, and what is no damage.
+        damages: every place that differs from what was written; empty if all data is intact.
+        checked: number of files, bytes, blocks and records that were checked and are readable.
+        line: the last manifest line that was checked, 0 if there was none.
+        unnamed: other files in the directory.
+        notes: observations that are no damage: remains of a crash, or the work of an active writer.
     """
 
     path: Path
@@ -76,11 +75,11 @@ class Verification:
 
 
 def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = None) -> Verification:
-    """Check everything that counts of the changelog at `path`, to the end whatever is found.
+    """Check all data in use of the changelog at `path`, to the end even if damage is found.
 
     Raises:
-        NotAChangelog: the path holds none.
-        FormatTooNew: a later version made it.
+        NotAChangelog: the path is not a changelog.
+        FormatTooNew: a later version of keyfold made it.
     """
     files, root = located(path, None, files)
     damages = Damages()
@@ -92,10 +91,10 @@ def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = N
         result = Verification(root, damages, notes=manifest.notes)
         result.checked = Counted(files=1 + 2 * (manifest.journal is not None), bytes=manifest.bytes)
         if manifest.state is None:
-            result.notes.append("without a manifest it is not known which segments count: none was checked")
+            result.notes.append("no segment was checked: without a manifest it is unknown which are in use")
             return result
         result.line = manifest.state.n
-        # Read again: a living writer may have added a column since, and then records of it.
+        # Read it again: an active writer may have added a column since, and then records with it.
         newest = _check_identity(files, root, Damages()) or identity
         columns = None if newest is None else newest.columns
         _check_segments(files, root, manifest, manifest.state, result, columns, progress)
@@ -139,7 +138,7 @@ def _check_segments(
             for damage in found:
                 if manifest.partial and damage.missing:
                     result.notes.append(
-                        f"{damage.path} is gone; the lines that cannot be read may have said so"
+                        f"{damage.path} is missing; a manifest line that cannot be read may have removed it"
                     )
                 else:
                     result.damages.append(damage)
@@ -148,7 +147,7 @@ def _check_segments(
                 progress(done, total)
         if len(result.damages) > before or manifest.partial:
             result.notes.append(
-                f"partition {number}: whether keys are unique where they were folded cannot be proved, "
+                f"partition {number}: the uniqueness of compacted keys could not be proved, "
                 "because not all records can be read"
             )
             continue
@@ -158,15 +157,13 @@ def _check_segments(
 
 
 def _check_lists(files: Files, root: Path, state: State, result: Verification) -> None:
-    """The lists of a snapshot's files: of each generation, and what the newest one names."""
+    """Verify the file lists of a snapshot: of each generation, and the files that the newest one names."""
     for epoch in list_epochs(files, root):
         if epoch <= state.epoch:
             _check_list(files, root, epoch, state, result)
     if state.epoch not in list_epochs(files, root):
         path = filenames.snapshot_files(root, state.epoch)
-        result.damages.append(
-            Damage(path, "byte 0", "A snapshot has no list of its files.", "the list", MISSING)
-        )
+        result.damages.append(Damage(path, "byte 0", "A snapshot has no file list.", "the list", MISSING))
 
 
 def _check_list(files: Files, root: Path, epoch: int, state: State, result: Verification) -> None:
@@ -190,20 +187,20 @@ def _check_list(files: Files, root: Path, epoch: int, state: State, result: Veri
         differing = sorted(named ^ set(listed))
         if differing:
             found.add(
-                path, "byte 0", "A snapshot's list names other files than its manifest.",
+                path, "byte 0", "A snapshot's file list does not agree with its manifest.",
                 f"{len(named)} files of segments", f"{len(differing)} differ, such as {differing[0]}",
             )  # fmt: skip
     result.damages.extend(found)
 
 
-_STRANGER: Final = "not of this changelog"
+_STRANGER: Final = "not part of this changelog"
 
 
 def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iterator[Unnamed]:
-    """What lies in the directory and does not count: what others put there, and what dead writers left.
+    """Files in the directory that are not in use: those of other programs, and remains of dead writers.
 
-    Not listed is what keyfold keeps beside the log and removes by itself: last values, views of readers,
-    requests, standbys, files of the writer that lives.
+    Files that keyfold keeps beside the log and removes by itself are not listed: last values, views of
+    readers, requests, standbys, files of the active writer.
     """
     own = {
         filenames.IDENTITY,

@@ -271,7 +271,7 @@ def test_pauses_are_counted(log: Changelog) -> None:
     assert found is not None
     assert found[1] == 0
     with (
-        pytest.raises(ConfigError, match="Partition -?[0-9]+ does not exist"),
+        pytest.raises(ConfigError, match=r"Partition -?[0-9]+ does not exist"),
         log.cleaning_paused([PARTITIONS]),
     ):
         pass

@@ -92,7 +92,7 @@ def test_reading_outside_the_log_is_refused(path: Path) -> None:
         log.append(table(("a", "1")))
         with pytest.raises(ConfigError, match="an offset from 0 to 1"):
             log.read(0, 2)
-        with pytest.raises(ConfigError, match="Partition -?[0-9]+ does not exist"):
+        with pytest.raises(ConfigError, match=r"Partition -?[0-9]+ does not exist"):
             log.read(1)
         with pytest.raises(ConfigError, match="0 or more"):
             log.read(0, -1)

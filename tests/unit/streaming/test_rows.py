@@ -176,7 +176,7 @@ def test_partitions_can_be_chosen(path: Path, mode: str) -> None:
         log.append(table(*((f"k{i}", "x") for i in range(30))))
         expected = {row[2] for row in log_rows(log) if row[0] in (0, 2)}
     assert {row["key"] for row in read_batch(path, mode=mode, partitions="2,0")} == expected
-    with pytest.raises(ConfigError, match="Partition -?[0-9]+ does not exist"):
+    with pytest.raises(ConfigError, match=r"Partition -?[0-9]+ does not exist"):
         read_batch(path, mode=mode, partitions="3")
 
 

@@ -41,15 +41,15 @@ def _first(line: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda x: x.pop("apps"), "makes no sense"),
+        (lambda x: x.pop("apps"), "invalid content"),
         (lambda x: x.update(changelog="0" * 32), "another changelog"),
-        (lambda x: x.update(epoch=99), "another epoch"),
+        (lambda x: x.update(epoch=99), "epoch differs from its name"),
         (lambda x: x.update(n=99), "names another line"),
-        (lambda x: x["partitions"].pop(), "the identity disagree"),
-        (lambda x: x["commits"].reverse(), "go backwards"),
+        (lambda x: x["partitions"].pop(), "changelog.json disagree"),
+        (lambda x: x["commits"].reverse(), "out of order"),
         (lambda x: x.update(next_commit=2), "beyond the log's end"),
         (lambda x: x["apps"]["append"]["ends"].reverse(), "beyond the log's end"),
-        (lambda x: x["anchors"][0].update(ends=[1, 1]), "folded away"),
+        (lambda x: x["anchors"][0].update(ends=[1, 1]), "compacted away"),
         (lambda x: _first(x).update(start=999), "out of order"),
         (lambda x: _first(x).update(clean_end=999), "out of order"),
         (lambda x: _first(x)["passes"].append([999, 0]), "passes are out of order"),
@@ -58,10 +58,10 @@ def _first(line: dict[str, Any]) -> dict[str, Any]:
         (lambda x: _first(x)["segments"].pop(-1), "do not end where"),
         (lambda x: _first(x)["segments"].append(_first(x)["segments"][0]), "named twice"),
         (lambda x: _first(x)["segments"][1].update(base=999), "does not begin where"),
-        (lambda x: _first(x)["segments"][0].update(file=f"{0:020}-99-1.arrows"), "no name of this epoch"),
-        (lambda x: _first(x)["segments"][0].update(records=999), "more than its offsets"),
-        (lambda x: _first(x)["segments"][0].update(max_timestamp=1), "says other things"),
-        (lambda x: _first(x)["segments"][0].update(tombstones=0), "says other things"),
+        (lambda x: _first(x)["segments"][0].update(file=f"{0:020}-99-1.arrows"), "a name of a later epoch"),
+        (lambda x: _first(x)["segments"][0].update(records=999), "more records than offsets"),
+        (lambda x: _first(x)["segments"][0].update(max_timestamp=1), "counts of a segment do not match"),
+        (lambda x: _first(x)["segments"][0].update(tombstones=0), "counts of a segment do not match"),
         (lambda x: _first(x)["segments"][0].update(size=400), "another segment"),
     ],
 )
@@ -167,12 +167,12 @@ def test_a_record_that_is_missing_where_nothing_was_folded_is_damage(
 @pytest.mark.parametrize(
     ("position", "value", "what"),
     [
-        (32, struct.pack("<q", 1), "does not fit its block"),
-        (32 + 8, struct.pack("<q", 9), "does not fit its block"),
-        (32 + 32, struct.pack("<q", 9), "does not fit its block"),
-        (32 + 40, struct.pack("<I", 9), "does not fit its block"),
-        (32 + 16, struct.pack("<q", 8), "leave a hole"),
-        (28, struct.pack("<I", 1), "not as they were written"),
+        (32, struct.pack("<q", 1), "does not match its block"),
+        (32 + 8, struct.pack("<q", 9), "does not match its block"),
+        (32 + 32, struct.pack("<q", 9), "does not match its block"),
+        (32 + 40, struct.pack("<I", 9), "does not match its block"),
+        (32 + 16, struct.pack("<q", 8), "leave a gap"),
+        (28, struct.pack("<I", 1), "do not match their checksum"),
     ],
 )
 def test_an_index_that_says_other_things_than_its_segment_is_damage(
@@ -187,4 +187,4 @@ def test_an_index_that_says_other_things_than_its_segment_is_damage(
 def test_a_block_with_a_right_checksum_that_is_none_is_damage(tmp_path: Path) -> None:
     place_segment(tmp_path / "log", _batch(HERE, [0, 4]), 5, data=b"x" * 64)
     (damage,) = verify(tmp_path / "log").damages
-    assert "makes no sense" in damage.what
+    assert "invalid content" in damage.what

@@ -27,7 +27,7 @@ from keyfold.statestore.segment import block
 from support.changelogs import BY_HAND, KEYFOLD, rewrite
 
 CONFIG = {**BY_HAND, "anchors.auto": 0, "segment.bytes": 4096}
-TWICE = "A key is twice"
+TWICE = "A key occurs twice"
 
 
 def table(*rows: tuple[bytes, bytes | None]) -> pa.Table:
@@ -74,7 +74,7 @@ def check_twice(path: Path) -> None:
     (damage,) = verify(path).damages
     assert damage.what.startswith(TWICE)
     assert damage.position == "partition 0, offset 0"
-    assert damage.found == "its key again at offset 8; 1 records too many"
+    assert damage.found == "its key again at offset 8; 1 duplicate records"
     assert "keyfold compact --full" in damage.remedy
 
 
@@ -134,7 +134,7 @@ def test_what_the_manifest_says_is_folded_is_not_believed(tmp_path: Path) -> Non
     rewrite(path, lambda x: _first(x).update(clean_end=6, unique_end=6))
     (damage,) = (d for d in verify(path).damages if d.what.startswith(TWICE))
     assert (damage.position, damage.found) == (
-        "partition 0, offset 2", "its key again at offset 4; 1 records too many",
+        "partition 0, offset 2", "its key again at offset 4; 1 duplicate records",
     )  # fmt: skip
     rewrite(path, lambda x: _first(x).update(splits=[4]))
     assert verify(path).damages == []
@@ -142,7 +142,7 @@ def test_what_the_manifest_says_is_folded_is_not_believed(tmp_path: Path) -> Non
     assert any(d.what.startswith(TWICE) for d in verify(path).damages)
     rewrite(path, lambda x: _first(x).update(splits=[], clean_end=0, unique_end=0, passes=[]))
     (damage,) = verify(path).damages
-    assert damage.what == "A record is missing where nothing was folded."
+    assert damage.what == "A record is missing in a section that was never compacted."
     assert damage.position == "partition 0, offset 0"
 
 
@@ -196,5 +196,5 @@ def test_every_key_that_is_twice_is_found_and_no_other(
     else:
         assert [d.position for d in damages] == [f"partition 0, offset {first}" for (first, _), _ in expected]
         assert [d.found for d in damages] == [
-            f"its key again at offset {again}; {count} records too many" for (_, again), count in expected
+            f"its key again at offset {again}; {count} duplicate records" for (_, again), count in expected
         ]

@@ -151,7 +151,7 @@ def test_what_nobody_names_is_listed_and_is_no_damage(closed: Path) -> None:
     found = verify(closed)
     assert found.sound
     listed = {str(u.path.relative_to(closed)): u.what for u in found.unnamed}
-    assert listed == left | dict.fromkeys(strangers, "not of this changelog")
+    assert listed == left | dict.fromkeys(strangers, "not part of this changelog")
 
 
 def test_what_keyfold_keeps_beside_the_log_is_not_listed(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_files_that_unreadable_lines_may_have_taken_out_are_a_note(tmp_path: Pat
     found = verify(root)
     assert damaged_files(found) == {journal_of(root)}
     assert found.damages[0].position.startswith(f"line {commits[1] + 1}, ")
-    assert "is gone" in found.notes[0]
+    assert "is missing" in found.notes[0]
 
 
 @pytest.mark.parametrize("length", [0, 40, -30])
@@ -300,7 +300,7 @@ def test_without_any_journal_everything_else_is_still_looked_at(closed: Path) ->
     flip(identity_of(closed), 30)
     found = verify(closed)
     assert damaged_files(found) == {closed / "manifest", identity_of(closed)}
-    assert "not known which segments count" in found.notes[-1]
+    assert "unknown which are in use" in found.notes[-1]
 
 
 def test_what_is_no_changelog_or_too_new_is_refused(tmp_path: Path, closed: Path) -> None:
