@@ -577,7 +577,7 @@ class Changelog:
     def _check_open(self) -> None:
         self._process.check()
         if self._closed:
-            raise ConfigError("This changelog is closed.", path=self.path, remedy="open it again")
+            raise ConfigError("This changelog was closed.", path=self.path, remedy="open it again")
 
     def _open_engine(self) -> Engine:
         self._check_open()

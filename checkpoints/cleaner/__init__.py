@@ -1,1 +1,3 @@
-"""The cleaner: what is dirty, when it is folded, and the pass that swaps segments. Kafka's `LogCleaner`."""
+"""The cleaner: what is dirty, when it is compacted, and the pass that swaps segments. Kafka's
+`LogCleaner`.
+"""

@@ -1,11 +1,11 @@
 """One cleaner pass over one partition: its files, and the manifest lines that swap them.
 
-What a record must be to be dropped is decided in `fold`, without files. A pass goes over the section in
-groups of segments. When the copy of a group is durable, one manifest line swaps it in, and the replaced files
-go as soon as no reader needs them; so a pass takes the room of one group, whatever the log's size. The first
-line already says how far the exact states between commits are gone, the last one how far keys are unique. A
-pass that is aborted or dies leaves the groups that it has swapped, each of them sound by itself, and files
-that nobody names; the next pass begins at the same first dirty offset.
+`fold` decides which records are dropped, without files. A pass works on one group of segments at a time. When
+the copy of a group is durable, one manifest line swaps it in, and the replaced files are deleted as soon as
+no reader needs them. The disk overhead is therefore one group, whatever the size of the log. The first line
+already states up to where exact states between commits are gone; the last one states up to where keys are
+unique. An aborted pass leaves every swapped group valid, and files that no line names. The next pass begins
+at the same first dirty offset.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from keyfold.statestore.segment.block import RECORD_SCHEMA
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment, SegmentWriter
 
-#: A batch that was read, and what stays of it.
+#: A batch that was read, and the part of it that is kept.
 Pair: TypeAlias = tuple[pa.RecordBatch, pa.RecordBatch]
 
-#: Keys beyond this that cannot stay where they are go to files.
+#: Keys beyond this size that cannot remain at their address are moved to files.
 _SPILL_FROM_BYTES: Final = 1 << 20
 
 
@@ -48,13 +48,13 @@ class PassStatistics:
     """What one pass did. Bytes are file bytes, seconds are wall time.
 
     Attributes:
-        bytes_kept: of what was read, what is left; `bytes_written` of it were copied, the rest stayed where
-            it was.
-        io_bytes: everything that was read, some of it twice, and written: what the throttle counts.
+        bytes_kept: the part of the read bytes that is kept; `bytes_written` of it were copied, the rest
+            remained in place.
+        io_bytes: all bytes read, some of them twice, and written: the throttle counts them.
         recopy_percent: bytes kept / bytes read (Kafka's `cleaner-recopy-percent`).
-        complete: whether it came to the end of what may be cleaned; if not, `cleaner.dedupe.buffer.size` was
-            too small for one pass.
-        map_utilisation: the share of `cleaner.dedupe.buffer.size` that was in use.
+        complete: whether the pass reached the end of the cleanable section. If not,
+            `cleaner.dedupe.buffer.size` was too small for one pass.
+        map_utilisation: the share of `cleaner.dedupe.buffer.size` that was used.
         dirty_percent: dirty bytes / all bytes of the section, before (Kafka's `max-dirty-percent`).
     """
 
@@ -74,7 +74,7 @@ class PassStatistics:
 
 
 class Aborted(Exception):
-    """The pass was told to stop, or what it was made for has changed."""
+    """The pass was stopped, or the partition changed in a way that makes it void."""
 
 
 def clean_partition(
@@ -86,17 +86,17 @@ def clean_partition(
     full: bool = False,
     spill_all: bool = False,
 ) -> PassStatistics | None:
-    """One pass over a partition, None where nothing is to be done.
+    """Run one pass over a partition. None if there is nothing to do.
 
     Args:
         until, full: as for `find_log_to_clean`.
-        spill_all: keep no keys where they are, nor in memory; for tests.
+        spill_all: keep no keys in place or in memory; for tests.
 
     Raises:
-        StorageFailed: the disk has no room for the copy (found before it is begun), or failed.
+        StorageFailed: the disk has no room for the copy (checked before it begins), or failed.
         Damaged: a segment's bytes do not match their checksum. Nothing of its group is swapped.
-        Aborted: by `pace`, or the partition was rolled back, cut by retention, or got an anchor below the
-            section's end.
+        Aborted: by `pace`; or the partition was rolled back, retention removed a part of it, or it got an
+            anchor below the section's end.
     """
     began = time.monotonic()
     with writer.pin() as state:
@@ -104,7 +104,7 @@ def clean_partition(
         if not section.needs_pass:
             return None
         cleaning = CleanPass(writer, number, state.partitions[number], section, pace, spill_all)
-        # The pass has a view of its own, which moves on from group to group.
+        # The pass has its own view, which advances with each group.
         cleaning.move_view()
     with cleaning:
         done = cleaning.run()
@@ -113,7 +113,7 @@ def clean_partition(
 
 
 class CleanPass:
-    """One pass, as a context manager: whatever it has begun and not published goes when it is left."""
+    """One pass, as a context manager. Leaving it removes the files that were not published."""
 
     def __init__(
         self, writer: Writer, number: int, p: PartitionState, section: LogToClean, pace: Pace, spill_all: bool
@@ -126,7 +126,7 @@ class CleanPass:
         self._spill_all = spill_all
         self._config = writer.identity.config
         self._directory = filenames.partition(writer.root, number)
-        #: what the partition must still be, but for new segments, when a group is published
+        #: the partition must still be this, except for new segments, when a group is published
         self._expected = p
         self._mapped = (0, 0)
         self._readers: dict[str, SegmentReader] = {}
@@ -143,7 +143,7 @@ class CleanPass:
         self._told(size)
 
     def move_view(self) -> None:
-        """Spare the files of the state of now, and no longer those of an older one."""
+        """Protect the files of the current state, and no longer those of an older one."""
         view = contextlib.ExitStack()
         view.enter_context(self._writer.pin())
         self._view.close()
@@ -158,20 +158,20 @@ class CleanPass:
         with contextlib.suppress(OSError):
             self._spill.close()
         if isinstance(error, ViewExpired | OSError):
-            # Whoever has taken over deletes what this writer still names, and its work.
+            # A writer that has taken over deletes the files that this writer still names, and its work.
             self._writer.ownership.prove()
         if isinstance(error, ViewExpired) and not self._all_named():
             raise Aborted from error
         if isinstance(error, OSError):
             raise StorageFailed(
-                "A cleaner pass could not write its copy; what it has not swapped is as it was.",
+                "A cleaner pass could not write its copy. The groups that it has not swapped are unchanged.",
                 path=error.filename or self._directory, expected="a write that succeeds",
                 found=f"{type(error).__name__}: {error.strerror or error}",
                 remedy="free or repair the disk",
             ) from error  # fmt: skip
 
     def run(self) -> PassStatistics:
-        """Everything, group by group."""
+        """Run the pass, group by group."""
         section, config = self._section, self._config
         copies = map(self._room.of_copy, section.groups(config.segment_bytes))
         self._check_room(max(copies) + self._room.of_spill(section, spill_all=self._spill_all))
@@ -189,7 +189,8 @@ class CleanPass:
             # Below an anchor nothing becomes obsolete.
             groups = [g for g in groups if len(g) > 1 or g[0].next > offset_map.obsolete_from]
         counts = FoldCounts()
-        # Only the generator may refer to the map: it lets go of the keys when they are not needed any more.
+        # Only the generator may refer to the map, so that the keys are freed when they are not needed any
+        # more.
         pairs = compacted_pairs(
             self._source(groups), offset_map, section.tombstones_below, counts,
             swept_end=section.swept_end, hold=self._spill.hold,
@@ -221,7 +222,7 @@ class CleanPass:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def _source(self, groups: list[tuple[Segment, ...]]) -> Callable[[], Iterator[pa.RecordBatch]]:
-        """The records of the groups, an empty batch behind each group."""
+        """The records of the groups, with an empty batch after each group."""
         empty = pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
 
         def source() -> Iterator[pa.RecordBatch]:
@@ -233,7 +234,7 @@ class CleanPass:
         return source
 
     def _keys(self) -> Iterator[pa.RecordBatch]:
-        """Offsets and keys of the dirty section. The mappings are kept for when it is read in full."""
+        """Offsets and keys of the dirty section. The mappings are kept for the full reading later."""
         for segment in self._section.segments:
             if segment.next > self._section.first_dirty:
                 reader = self._readers.setdefault(segment.name, self._reader(segment))
@@ -255,7 +256,7 @@ class CleanPass:
         self._pace(round(segment.size / max(segment.records, 1) * batch.num_rows))
 
     def _held(self, keys: pa.Array) -> pa.Array:
-        """Keys of the batch that was read last, where they may stay for the whole pass."""
+        """Keys of the last batch read, at an address that remains valid for the whole pass."""
         low, high = self._mapped
         buffers = [b for b in keys.buffers() if b is not None and b.size]
         if not self._spill_all and all(low <= b.address and b.address + b.size <= high for b in buffers):
@@ -265,7 +266,7 @@ class CleanPass:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def _copy(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> list[Segment] | None:
-        """What replaces the group, sealed; None where it stays as it is."""
+        """The sealed replacement of the group. None if the group remains unchanged."""
         kept = self._changed(group, pairs)
         if kept is None:
             return None
@@ -273,10 +274,11 @@ class CleanPass:
         return rewrite_segments(self._writer, self._number, group, kept, self._pace, self._made)
 
     def _changed(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> Iterator[pa.RecordBatch] | None:
-        """What is left of a group, None for all of a single segment.
+        """The records that are kept of a group. None if that is all of a single segment.
 
-        The part in front of the first record that goes is read again if there is such a record; kept back, it
-        could be the whole segment.
+        The part before the first dropped record is read again if there is such a record: buffered, it could
+            be
+        the whole segment.
         """
         pairs = iter(pairs)
         if len(group) > 1 or not group[0].sealed:
@@ -293,9 +295,9 @@ class CleanPass:
         free = self._writer.files.free_bytes(self._writer.root)
         if free < needed:
             raise StorageFailed(
-                "There is no room for a cleaner pass.", path=self._writer.root,
-                expected=f"{needed} bytes free, the most that it can take", found=f"{free} bytes",
-                remedy="free disk space; the log is as it was, and appends go on",
+                "Not enough disk space for a cleaner pass.", path=self._writer.root,
+                expected=f"{needed} bytes free, the most that the pass can use", found=f"{free} bytes",
+                remedy="free disk space; the log is unchanged, and appends continue",
             )  # fmt: skip
 
     # -- publishing ------------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ class CleanPass:
         *,
         last: bool,
     ) -> None:
-        """The swap: one manifest line, if nothing that the pass relies on has changed since it began."""
+        """The swap: one manifest line, if nothing that the pass depends on has changed since it began."""
         writer = self._writer
         if added is None and not last:
             return
@@ -334,7 +336,7 @@ class CleanPass:
                     "splits": list(after.splits),
                     "swept_end": after.swept_end,
                     "dropped_tombstones": list(after.dropped_tombstones),
-                    # Perhaps not by this line: the fold is a batch ahead.
+                    # Perhaps an earlier line dropped it: the fold is a batch ahead.
                     "drops": counts.tombstones_dropped > 0,
                 }
             )
@@ -364,7 +366,7 @@ class CleanPass:
 def _by_group(
     groups: list[tuple[Segment, ...]], pairs: Iterator[Pair]
 ) -> Iterator[tuple[tuple[Segment, ...], Iterable[Pair]]]:
-    """Each group with what was read of it; to be used up before the next one is asked for."""
+    """Each group with its records, which must be consumed before the next group is requested."""
     bases = [group[0].base for group in groups]
     parted = groupby(pairs, lambda pair: bisect_right(bases, pair[0].column("offset")[0].as_py()) - 1)
     found = next(parted, None)

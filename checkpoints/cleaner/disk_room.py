@@ -1,4 +1,4 @@
-"""The most that a cleaner pass can take of the disk, before it takes it."""
+"""The maximum disk space that a cleaner pass can use, computed before the pass."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from keyfold.checkpoints.compaction.key_index import SMALL_ROWS
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
 
-#: What an index and alignment add to a block, and a header and an end to a segment.
+#: Overhead of an index and of alignment per block, and of a header and an end per segment.
 _BLOCK_BYTES: Final = 128
 _SEGMENT_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
 class _Needs:
-    """Of one segment: the most that a copy can take; bytes of keys, of those that are not read in place."""
+    """For one segment: the maximum size of a copy, and the bytes of keys that are not read in place."""
 
     copy: int
     keys: int
@@ -26,10 +26,10 @@ class _Needs:
 
 
 class Room:
-    """How much room copies and spilled keys can need, found from the blocks' metadata.
+    """How much space copies and spilled keys can need, computed from the blocks' metadata.
 
     Args:
-        codec: what copies are written with.
+        codec: the codec of the copies.
 
     Raises (all methods):
         Damaged, ViewExpired: a segment cannot be read.
@@ -41,11 +41,11 @@ class Room:
         self._known: dict[str, _Needs] = {}
 
     def of_copy(self, segments: Iterable[Segment]) -> int:
-        """The copy of a group of segments. They go only afterwards, so all of it is needed beside them."""
+        """The copy of a group of segments. They are deleted afterwards, so it needs its full size."""
         return sum(self._needs(segment).copy for segment in segments)
 
     def of_spill(self, section: LogToClean, *, spill_all: bool) -> int:
-        """Keys of dirty blocks that cannot stay mapped, and keys of the tombstones that are looked at."""
+        """Keys of dirty blocks that cannot remain mapped, and keys of the tombstones that are checked."""
         needed = 0
         for segment in section.segments:
             if segment.next > section.first_dirty:
@@ -62,8 +62,8 @@ class Room:
         return known
 
     def _measured(self, segment: Segment) -> _Needs:
-        """A block of another codec than the copy's counts without compression. A codec can make more of what
-        it cannot compress, and of fewer records in other blocks: an eighth is for that.
+        """A block of another codec than the copy's counts without compression. A codec can enlarge data that
+        it cannot compress, and fewer records per block compress worse: an eighth is added for that.
         """
         copy, keys, moved = _SEGMENT_BYTES, 0, 0
         for block in self._reader(segment).sizes():

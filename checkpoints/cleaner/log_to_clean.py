@@ -1,4 +1,4 @@
-"""What a cleaner pass may touch of one partition, and in which groups of segments it is replaced."""
+"""The section of a partition that a cleaner pass may touch, and the groups of segments that it replaces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class LogToClean:
     """The cleanable section of a partition.
 
     Attributes:
-        segments: they cover [start, end); the active segment and what is too young are not among them.
-        unique_end: where the last pass came to; records from here on are dirty.
-        first_dirty: `unique_end`, or lower where a split is there that no anchor wants any more, and no pass
-            has gone over it since. Below, keys are unique between `anchors`.
-        anchors: the offsets in [start, end) at which the state is exact and must stay so, ascending.
-        swept_end: tombstones below need not be looked at again.
-        tombstones_below: the horizon of the tombstones below has passed; 0 for none.
+        segments: they cover [start, end), without the active segment and segments that are too young.
+        unique_end: where the last pass ended; records from here on are dirty.
+        first_dirty: `unique_end`, or lower if there is a split that no anchor needs any more, and no pass has
+            gone over it since. Below, keys are unique between `anchors`.
+        anchors: the offsets in [start, end) at which the state is exact and must remain so, ascending.
+        swept_end: tombstones below need not be checked again.
+        tombstones_below: the delete horizon of the tombstones below has passed; 0 for none.
     """
 
     segments: tuple[Segment, ...]
@@ -49,20 +49,20 @@ class LogToClean:
 
     @property
     def sweeps(self) -> bool:
-        """Whether there may be tombstones whose horizon has passed since a pass last looked at them."""
+        """Whether the delete horizon of some tombstones may have passed since the last pass checked them."""
         from_, below = min(self.swept_end, self.first_dirty), min(self.tombstones_below, self.end)
         return from_ < below and any(s.tombstones for s in self.segments if s.next > from_ and s.base < below)
 
     @property
     def needs_pass(self) -> bool:
-        """Whether a pass would find anything to do. It would not, if the last one came to its end and nothing
-        has changed since: no record, no anchor, no horizon that has passed.
+        """Whether a pass would have anything to do. It would not if the last one was complete and nothing has
+        changed since: no record, no anchor, no delete horizon that has passed.
         """
         return bool(self.segments) and (self.first_dirty < self.end or self.sweeps)
 
     def groups(self, segment_bytes: int, below: int | None = None) -> list[tuple[Segment, ...]]:
-        """Neighbouring segments that become one, as long as they are not larger than `segment_bytes` together
-        (Kafka's `groupSegmentsBySize`).
+        """Adjacent segments that become one segment, if together they are at most `segment_bytes` (Kafka's
+        `groupSegmentsBySize`).
 
         Args:
             below: only the segments that begin below this offset.
@@ -88,7 +88,7 @@ def find_log_to_clean(
 
     Args:
         until: only segments that begin below this offset.
-        full: take no record for clean, whatever the manifest says.
+        full: treat all records as dirty, whatever the manifest says.
     """
     config = writer.identity.config
     p = state.partitions[number]
@@ -128,7 +128,7 @@ def cleanable(
 
 
 def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
-    """The offsets of a partition at which anchors want the state exact: named anchors, and the last `auto`
+    """The offsets of a partition at which anchors need the exact state: named anchors, and the last `auto`
     commits.
     """
     found = {a.ends[number] for a in state.anchors.values()}
@@ -138,9 +138,10 @@ def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
 
 
 def cutting(p: PartitionState, wanted: Iterable[int], end: int) -> set[int]:
-    """Those of the `wanted` offsets that cut a pass up to `end`: where the state is exact, and no others.
+    """The `wanted` offsets that cut a pass up to `end`: those at which the state is exact.
 
-    The state at a commit is gone where a pass has ended inside the commit, or an anchor was first asked for
-    (`anchors.auto` was raised, a rollback made older commits the last ones) when a pass had gone over it.
+    The state at a commit no longer exists if a pass ended inside the commit, or if an anchor was first
+    requested (`anchors.auto` was raised, a rollback made older commits the last ones) after a pass had gone
+    over it.
     """
     return {a for a in wanted if p.start < a < end and p.is_exact(a)}

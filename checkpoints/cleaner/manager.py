@@ -1,4 +1,6 @@
-"""What partitions of a log are being cleaned, may not be, or cannot be; Kafka's `LogCleanerManager`."""
+"""The partitions of a log that are being cleaned, are paused, or cannot be cleaned; Kafka's
+`LogCleanerManager`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed
 
 log = logging.getLogger("keyfold")
 
-#: A partition that fails so often in a row, other than by its disk, is given up until somebody asks for it.
+#: After this many failures in a row, other than disk failures, a partition is not cleaned until requested.
 FAILURES_MAX: Final = 5
 _RETRY_SECONDS_MAX: Final = 3600.0
-#: A pass that is not due by the dirty ratio comes so many times as long after the last one as that one took.
+#: A pass that is not due by the dirty ratio waits this many times the duration of the last pass.
 _REST: Final = 10
 
 
@@ -35,7 +37,7 @@ class _Failing:
 
 
 class CleanerManager:
-    """The passes over one changelog: at most one at a time over each partition, by whomever.
+    """The passes over one changelog: at most one at a time per partition, whichever thread runs it.
 
     Args:
         clock: seconds, for the times between retries.
@@ -47,7 +49,7 @@ class CleanerManager:
         self._changed = threading.Condition()
         self._in_progress: set[int] = set()
         self._paused: Counter[int] = Counter()
-        #: of those the ones of rollbacks, which end by themselves
+        #: the pauses among them that are for rollbacks, which end by themselves
         self._cut: Counter[int] = Counter()
         self._failing: dict[int, _Failing] = {}
         self._closed = False
@@ -55,16 +57,15 @@ class CleanerManager:
         self._last: dict[int, PassStatistics] = {}
         #: when the last pass over each partition ended
         self._ended: dict[int, float] = {}
-        #: the end of each partition when it was last looked at, and since when it has been there
+        #: the last known end of each partition, and since when it has not changed
         self._still: dict[int, tuple[int, float]] = {}
 
     # -- choosing --------------------------------------------------------------------------------------------
 
     def filthiest(self) -> tuple[float, int] | None:
-        """The partition that most needs a pass, and how much: its dirty ratio, or 2 where it is overdue by
-        `max.compaction.lag.ms`, or 0 where it is at rest and a pass would bring something although it is not
-        due by its ratio: an anchor was dropped, a delete's horizon has passed. None where no partition is
-        due.
+        """The partition that needs a pass most, and how much: its dirty ratio; or 2 if it is overdue by
+        `max.compaction.lag.ms`; or 0 if it is idle and a pass would help although it is not due by its ratio:
+        an anchor was dropped, or a delete horizon has passed. None if no partition is due.
         """
         config = self._writer.identity.config
         if "compact" not in config.cleanup_policy or self._writer.fenced:
@@ -78,8 +79,8 @@ class CleanerManager:
         return None if best is None else (best[0], -best[1])
 
     def _rank(self, state: State, number: int, p: PartitionState, now_ms: int, rests: bool) -> float | None:
-        """How much a partition needs a pass, None where it is not due. What anchors want is looked at last:
-        it takes longest.
+        """How much a partition needs a pass, None if it is not due. Anchors are checked last, because that
+        takes longest.
         """
         config = self._writer.identity.config
         if p.unique_end < p.end:
@@ -99,8 +100,8 @@ class CleanerManager:
         return 0.0 if section.needs_pass and (went_back or section.sweeps) else None
 
     def _rests(self, number: int, p: PartitionState) -> bool:
-        """Whether nothing was appended to a partition for `cleaner.backoff.ms`, and its last pass is long ago
-        for the time that it took.
+        """Whether nothing was appended to a partition for `cleaner.backoff.ms`, and enough time has passed
+        since its last pass in relation to the duration of that pass.
         """
         now = self._clock()
         end, since = self._still.get(number, (-1, now))
@@ -127,8 +128,8 @@ class CleanerManager:
     # -- cleaning --------------------------------------------------------------------------------------------
 
     def clean_in_background(self, number: int) -> PassStatistics | None:
-        """A throttled pass over a partition that `filthiest` has named; None where another thread was faster,
-        it was stopped, or it failed. A failure is logged and counted, never raised.
+        """Run a throttled pass over a partition from `filthiest`. None if another thread was faster, or the
+        pass was stopped or failed. A failure is logged and counted, never raised.
         """
         with self._changed:
             if self._closed or not self._is_free(number):
@@ -138,22 +139,24 @@ class CleanerManager:
             return self._pass(number, lambda size: self._throttle(size, lambda: self._check(number)))
         except Aborted:
             return None
-        except Exception as e:  # the thread must go on, whatever it was
+        except Exception as e:  # the thread must continue after any error
             self._failed(number, e)
             return None
         finally:
             self._release(number)
 
     def clean_now(self, number: int, *, full: bool = False) -> list[PassStatistics]:
-        """Passes over what a partition holds now, not throttled, until nothing more can be folded; also over
-        one that was given up, which is taken back where it succeeds. None where nothing can be folded.
+        """Run unthrottled passes over the present content of a partition, until nothing more can be folded. A
+        partition that was given up is cleaned too, and is cleaned again normally if that succeeds. None if
+        there is nothing to fold.
 
         Args:
             full: fold everything from the log's start, whatever the manifest says is clean.
 
         Raises:
             ConfigError: cleaning is paused.
-            What `clean_partition` raises, and `Aborted`.
+
+        Also raises the errors of `clean_partition`, and `Aborted`.
         """
         with self._changed:
             self._changed.wait_for(
@@ -164,8 +167,8 @@ class CleanerManager:
         try:
             done: list[PassStatistics] = []
             until = self._writer.state.partitions[number].end
-            # A pass that is not complete has come further than the one before it. What is appended meanwhile
-            # is left to the next call: else this one would never return beside a busy writer.
+            # Each incomplete pass gets further than the one before. Records that are appended meanwhile are
+            # left for the next call: otherwise this call would never return while a writer is busy.
             while not done or not done[-1].complete:
                 one = self._pass(number, lambda size: self._check(number), until, full=full and not done)
                 if one is None:
@@ -191,8 +194,8 @@ class CleanerManager:
         return done
 
     def is_stopped(self, number: int) -> bool:
-        """Whether no pass may go over the partition until somebody says so: cleaning is paused, or the
-        changelog was closed. A rollback is waited for.
+        """Whether no pass may run over the partition until further notice: cleaning is paused, or the
+        changelog was closed. A rollback does not count, because it ends by itself.
         """
         return self._closed or self._paused[number] > self._cut[number]
 
@@ -214,29 +217,29 @@ class CleanerManager:
         root = self._writer.root
         if times < FAILURES_MAX or isinstance(error, StorageFailed | OSError | MemoryError):
             log.error(
-                "changelog %s: cleaning partition %d failed, tried again in %.0f s: %s",
+                "changelog %s: cleaning partition %d failed, next attempt in %.0f s: %s",
                 root, number, wait, what,
             )  # fmt: skip
             return
         log.critical(
-            "changelog %s: cleaning partition %d failed %d times; it is not cleaned any more until "
+            "changelog %s: cleaning partition %d failed %d times; it is not cleaned again until "
             "`keyfold compact` succeeds: %s",
             root, number, times, what,
         )  # fmt: skip
         try:
             self._writer.write_line({"t": "uncleanable", "partition": number, "reason": what})
         except KeyfoldError as e:
-            log.error("changelog %s: that partition %d is given up could not be noted: %s", root, number, e)
+            log.error("changelog %s: cannot record that partition %d is uncleanable: %s", root, number, e)
 
     # -- pausing ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def paused(self, partitions: Iterable[int], *, cut: bool = False) -> Iterator[None]:
-        """No pass goes over these partitions meanwhile; those that do are stopped first, and leave no trace
-        of the group they are at. Counted: a partition is cleaned again when the last pause has ended.
+        """Pause passes over these partitions. Running passes are stopped first, without a trace of their
+        current group. Pauses are counted: a partition is cleaned again when the last pause has ended.
 
         Args:
-            cut: they are being rolled back, and `clean_now` waits instead of refusing.
+            cut: a rollback is the reason, and `clean_now` waits instead of failing.
         """
         chosen = set(partitions)
         with self._changed:
@@ -264,21 +267,21 @@ class CleanerManager:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Stop all passes and begin none any more; returns when they have ended."""
+        """Stop all passes and begin no more. Returns when they have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._in_progress)
 
-    # -- telling ---------------------------------------------------------------------------------------------
+    # -- metrics ---------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """What Kafka's cleaner tells, under its names.
+        """The metrics of Kafka's cleaner, under its names.
 
-        Of the sections now: `max-dirty-percent`, `max-compaction-delay-secs` (age of the oldest dirty segment
-        that is past `max.compaction.lag.ms`), `uncleanable-partitions-count`, `uncleanable-bytes`. Of the
-        last pass over each partition: `cleaner-recopy-percent`, `max-buffer-utilization-percent`,
-        `max-clean-time-secs`. And `time-since-last-run-ms`, -1 before the first.
+        About the present sections: `max-dirty-percent`, `max-compaction-delay-secs` (age of the oldest dirty
+        segment that is past `max.compaction.lag.ms`), `uncleanable-partitions-count`, `uncleanable-bytes`.
+        About the last pass over each partition: `cleaner-recopy-percent`, `max-buffer-utilization-percent`,
+        `max-clean-time-secs`. And `time-since-last-run-ms`, -1 before the first pass.
         """
         config, now_ms = self._writer.identity.config, self._writer.clock_ms()
         sections = self._sections()

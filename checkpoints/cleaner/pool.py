@@ -1,10 +1,10 @@
 """The cleaner's threads: one small pool for all changelogs that this process has open to write.
 
-A thread takes the filthiest partition of all (dirty bytes / all bytes, above `min.cleanable.dirty.ratio`, or
-any whose oldest dirty record is older than `max.compaction.lag.ms`; else one at rest of which an anchor was
-dropped or deletes are past their horizon), cleans it, and looks again; with nothing to do it sleeps for
-`cleaner.backoff.ms`. It also does what else falls due without anybody asking: retention, sealing segments
-that are too old to stay active, and what other processes ask for.
+A thread takes the partition with the highest dirty ratio (dirty bytes / all bytes, above
+`min.cleanable.dirty.ratio`), or any whose oldest dirty record is older than `max.compaction.lag.ms`;
+otherwise an idle one where an anchor was dropped or a delete horizon has passed. It cleans the partition and
+looks again. If there is nothing to do, it sleeps for `cleaner.backoff.ms`. It also does other periodic work:
+retention, sealing segments that are too old to remain active, and requests of other processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("keyfold")
 
 T = TypeVar("T")
 
-#: Requests of other processes are looked for this often.
+#: Interval between looks for requests of other processes.
 _REQUEST_SECONDS: Final = 1.0
 
 
@@ -41,7 +41,7 @@ class Cleanable(Protocol):
         """Held while chores are done."""
 
     def do_chores(self) -> None:
-        """Retention, old active segments, what other processes ask for."""
+        """Retention, old active segments, requests of other processes."""
 
     def is_asked(self) -> bool:
         """Whether another process has asked for something."""
@@ -50,18 +50,18 @@ class Cleanable(Protocol):
 class Pool:
     """As many threads as the largest `cleaner.threads` of the open changelogs.
 
-    A changelog with `cleaner.threads=0` is left alone: what should be done, its own process does by hand.
+    The pool does nothing for a changelog with `cleaner.threads=0`: its own process compacts on request.
 
     Attributes:
-        dead_threads: how many have ended by an error that nothing has caught (Kafka's `DeadThreadCount`).
-            Another one takes the place of each.
+        dead_threads: number of threads that ended with an uncaught error (Kafka's `DeadThreadCount`). Each is
+            replaced.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all changelogs and threads, without a look at them."""
+        """Forget all changelogs and threads, without touching them."""
         self.dead_threads = 0
         self._hosts: list[Cleanable] = []
         self._threads: list[threading.Thread] = []
@@ -75,7 +75,7 @@ class Pool:
             self._changed.notify_all()
 
     def remove(self, engine: Cleanable) -> None:
-        """Forget a changelog; stops its passes at their next batch, and waits for that."""
+        """Forget a changelog. Stops its passes at their next batch, and waits for that."""
         with self._changed:
             if engine in self._hosts:
                 self._hosts.remove(engine)
@@ -85,7 +85,7 @@ class Pool:
             pass
 
     def wake(self) -> None:
-        """Look again now: a setting has changed."""
+        """Look again now, because a setting has changed."""
         with self._changed:
             self._start_threads()
             self._changed.notify_all()
@@ -103,14 +103,14 @@ class Pool:
             while self._work():
                 pass
         except BaseException:
-            log.critical("a cleaner thread has died; another one takes its place", exc_info=True)
+            log.critical("a cleaner thread has died and is replaced", exc_info=True)
             with self._changed:
                 self.dead_threads += 1
                 self._threads.remove(threading.current_thread())
                 self._start_threads()
 
     def _work(self) -> bool:
-        """One round; False when this thread is not needed any more."""
+        """Run one round. False if this thread is not needed any more."""
         with self._changed:
             hosts = [h for h in self._hosts if h.writer.identity.config.cleaner_threads]
             if not hosts:
@@ -128,7 +128,7 @@ class Pool:
         return True
 
     def _sleep(self, hosts: list[Cleanable]) -> None:
-        """For the shortest `cleaner.backoff.ms`; an open request or a change ends it."""
+        """Sleep for the shortest `cleaner.backoff.ms`. An open request or a change ends the sleep."""
         backoff = min(h.writer.identity.config.cleaner_backoff_ms for h in hosts) / 1000
         until = time.monotonic() + backoff
         while (left := until - time.monotonic()) > 0:
@@ -140,14 +140,14 @@ class Pool:
 
 
 def _guarded(engine: Cleanable, work: Callable[[], T]) -> T | None:
-    """What it gives. What fails here must keep neither the thread nor the other changelogs from going on."""
+    """The result of a call. An error must stop neither the thread nor the work for other changelogs."""
     try:
         return work()
     except Exception as e:
-        log.error("changelog %s: the cleaner could not look after it: %s", engine.writer.root, e)
+        log.error("changelog %s: background maintenance failed: %s", engine.writer.root, e)
         return None
 
 
 POOL: Final = Pool()
-# Threads do not survive a fork, and the changelogs are the parent's.
+# Threads do not survive a fork, and the changelogs belong to the parent.
 os.register_at_fork(after_in_child=POOL.clear)

@@ -1,5 +1,5 @@
-"""Retention by time and size (`cleanup.policy=delete`): whole segments go from the start of the log, oldest
-first.
+"""Retention by time and size (`cleanup.policy=delete`): whole segments are removed from the start of the log,
+oldest first.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from keyfold.statestore.segment.writer import Segment
 
 
 def apply_retention(writer: Writer) -> int:
-    """Drop the segments that `retention.ms` and `retention.bytes` no longer keep; returns how many.
+    """Remove the segments that `retention.ms` and `retention.bytes` no longer keep. Returns their number.
 
-    As in Kafka: a segment goes when its newest record is older than `retention.ms`, or when the log without
-    it is still at least `retention.bytes` long; the active segment stays.
+    As in Kafka: a segment is removed if its newest record is older than `retention.ms`, or if the log without
+    it is still at least `retention.bytes` long. The active segment is kept.
     """
     config = writer.identity.config
     if "delete" not in config.cleanup_policy or (config.retention_ms < 0 and config.retention_bytes < 0):

@@ -9,14 +9,14 @@ from typing import Final
 
 from keyfold.checkpoints.manifest.config import UNLIMITED
 
-#: What was slept too long may be made up for, up to so many seconds.
+#: Time lost by sleeping too long may be made up for, up to this many seconds.
 _CREDIT_SECONDS: Final = 0.05
-#: So often a sleeper looks whether it should stop.
+#: Interval at which a sleeper checks whether it should stop.
 _SLICE_SECONDS: Final = 0.1
 
 
 class Throttle:
-    """Keeps the bytes that it is told of at a rate, for all threads together (Kafka's `Throttler`).
+    """Limits the rate of bytes, for all threads together (Kafka's `Throttler`).
 
     Args:
         rate: bytes per second as of now; it may change.
@@ -36,7 +36,7 @@ class Throttle:
         self._lock = threading.Lock()
 
     def __call__(self, size: int, check: Callable[[], None] = lambda: None) -> None:
-        """Account for `size` bytes and sleep until they fit the rate; `check` is called meanwhile and may
+        """Account for `size` bytes and sleep until they fit the rate. `check` is called meanwhile and may
         raise.
         """
         rate = self._rate()

@@ -65,7 +65,7 @@ def read_list(files: Files, root: Path, epoch: int) -> Listed | None:
     raise Damaged(
         "The file list of a snapshot is damaged.", path=path, position=f"bytes 0 to {len(raw)}",
         expected="JSON that ends with the CRC32C of the bytes before it", found=f"crc32c {found:08x}",
-        remedy="restore from the snapshot, which does not need the list; take a new snapshot to another place",
+        remedy="restore from the snapshot, which needs no list; take a new snapshot to another place",
     )  # fmt: skip
 
 

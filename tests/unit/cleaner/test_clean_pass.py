@@ -179,7 +179,7 @@ def test_a_pass_without_room_is_refused_before_it_begins(tmp_path: Path) -> None
 
     with Changelog.open(tmp_path / "log", config=CONFIG, files=Full()) as log:
         log.append(table({"a": "1"}))
-        with pytest.raises(StorageFailed, match="no room for a cleaner pass"):
+        with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass"):
             log.compact()
         log.append(table({"a": "2"}))
         assert offsets(log) == [0, 1]

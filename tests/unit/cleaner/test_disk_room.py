@@ -88,7 +88,7 @@ def test_a_pass_never_takes_more_room_than_it_asks_for(
         for _ in range(2):
             log.engine.writer.seal_active()
             files.free, line = 0, log.state.n
-            with pytest.raises(StorageFailed, match="no room for a cleaner pass") as refused:
+            with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass") as refused:
                 log.compact()
             assert log.state.n == line
             files.free, files.written = int(str(refused.value.expected).split()[0]), 0
@@ -120,7 +120,7 @@ def put(log: Changelog, first: int, count: int) -> None:
 def asked(files: Counted, log: Changelog, *, spill_all: bool) -> int:
     """What a pass asks for; it has written nothing before."""
     files.free, files.written, line = 0, 0, log.state.n
-    with pytest.raises(StorageFailed, match="no room for a cleaner pass") as refused:
+    with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass") as refused:
         clean_partition(log.engine.writer, 0, spill_all=spill_all)
     assert (files.written, log.state.n) == (0, line)
     return int(str(refused.value.expected).split()[0])
@@ -159,7 +159,7 @@ def test_room_that_goes_during_a_pass_is_missed_before_the_next_group_is_copied(
         for count in (70, 70, 70):
             put(log, 0, count)
         files.looks, files.written = looks, 0
-        with pytest.raises(StorageFailed, match="no room for a cleaner pass"):
+        with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass"):
             clean_partition(log.engine.writer, 0)
         # At most a manifest line for each group that it had asked for.
         assert files.written < (looks - 1) * 20_000 + 1000

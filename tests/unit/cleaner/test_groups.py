@@ -143,7 +143,7 @@ def test_room_is_asked_for_before_every_group(tmp_path: Path) -> None:
             append(log, range(start, start + 1), b"new")
         log.engine.writer.seal_active()
         files.asked, files.full = 0, True
-        with pytest.raises(StorageFailed, match="no room for a cleaner pass"):
+        with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass"):
             clean_partition(log.engine.writer, 0)
         files.full = False
         log.compact()

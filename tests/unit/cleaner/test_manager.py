@@ -384,7 +384,7 @@ def test_a_damaged_partition_is_tried_again_ever_later_then_given_up_and_taken_b
     whole = damage(log, 0)
     manager = fail_until_given_up(log, Seconds())
     reason = log.state.partitions[0].uncleanable
-    assert "not as they were written" in reason
+    assert "bytes of a segment are damaged" in reason
     assert manager.metrics()["uncleanable-partitions-count"] == 1
     assert manager.metrics()["uncleanable-bytes"] > 0
     append(log, 1, 10)
@@ -411,7 +411,7 @@ def test_the_reason_survives_a_new_writer(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log"):
         pass
     with Changelog.open(tmp_path / "log") as log:  # from a checkpoint of the state, not from the line
-        assert "not as they were written" in log.state.partitions[0].uncleanable
+        assert "bytes of a segment are damaged" in log.state.partitions[0].uncleanable
         assert log.engine.cleaning.filthiest() is None
 
 
@@ -419,7 +419,7 @@ def test_a_full_disk_never_gives_a_partition_up(log: Changelog, monkeypatch: pyt
     append(log, 0, 10)
 
     def full(*args: object, **more: object) -> None:
-        raise StorageFailed("There is no room for a cleaner pass.", path=log.path)
+        raise StorageFailed("Not enough disk space for a cleaner pass.", path=log.path)
 
     monkeypatch.setattr(cleaner_manager, "clean_partition", full)
     seconds = Seconds()

@@ -186,7 +186,7 @@ def test_typed_keys_and_changes(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"keys": [b"a"], "prefix": b"a"}, "exclude each other"),
-        ({"keys": b"a"}, "several keys, in a list"),
+        ({"keys": b"a"}, "a list of keys"),
         ({"keys": ["a"]}, "are bytes"),
     ],
 )

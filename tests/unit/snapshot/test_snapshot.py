@@ -188,7 +188,7 @@ def test_something_else_is_not_overwritten(log: Changelog, tmp_path: Path) -> No
     for place in ("full", "other", "of-other"):
         with pytest.raises(ConfigError, match="Cannot take a snapshot here"):
             log.snapshot(tmp_path / place)
-    with pytest.raises(ConfigError, match="no file system"):
+    with pytest.raises(ConfigError, match="No file system"):
         log.snapshot("nothing://there")
 
 

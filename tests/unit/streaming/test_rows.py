@@ -148,7 +148,7 @@ def test_the_state_at_an_anchor_is_exact_after_compaction(folded: Path) -> None:
 def test_a_state_that_was_folded_away_is_refused_with_what_is_left(folded: Path) -> None:
     with pytest.raises(CompactedAway, match="anchors second"):
         read_batch(folded, at="3")
-    with pytest.raises(CompactedAway, match="compacted away"):
+    with pytest.raises(CompactedAway, match="folded away"):
         read_batch(folded, endOffsets="3")
 
 
