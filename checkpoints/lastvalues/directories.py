@@ -1,7 +1,7 @@
-"""Where the last-value store of a changelog is: a writer's beside the log, a standby's aside.
+"""The directories of last-value stores: a writer's is in the changelog, a standby's in `work/`.
 
-A writer's is `store-<epoch>/`, and whoever becomes the writer uses or removes it. A standby's is
-`work/standby-<id>/`, its own as long as it holds the lock beside that directory: no other process uses or
+A writer's is `store-<epoch>/`. The next writer uses or removes it. A standby's is `work/standby-<id>/`. It
+belongs to the standby while the standby holds the lock beside that directory: no other process uses or
 removes it. When its process has died, the next writer or standby removes it.
 """
 

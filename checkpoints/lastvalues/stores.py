@@ -1,7 +1,7 @@
-"""The last-value stores of all partitions, in one RocksDB: opened, brought to a state, built again.
+"""The last-value stores of all partitions, in one RocksDB: opened, updated to a state, rebuilt.
 
-The log is the truth: what a store lacks is read back from it and applied in steps of bounded bytes, and what
-is missing, stale, damaged or ahead of the log is built again from its start.
+The log is the source of truth. Records that a store lacks are read from it and applied in steps of bounded
+size. A store that is missing, stale, damaged or ahead of the log is rebuilt from the start of the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from keyfold.statestore.segment.reader import read_segments
 
 log = logging.getLogger("keyfold")
 
-#: One step reads about this many bytes of the log, of at most so many partitions, folds and applies them.
+#: Approximate bytes of the log per step, and maximum number of partitions. A step folds and applies them.
 _STEP_BYTES: Final = 64 << 20
 _STEP_PARTITIONS: Final = 64
 _REBUILDS_MAX: Final = 3
@@ -57,7 +57,7 @@ class Followed(Protocol):
     def state(self) -> State: ...
 
     def pin(self) -> AbstractContextManager[State]:
-        """The current state; its files stay until the context is left."""
+        """The current state. Its files are kept until the context is left."""
 
     def on_change(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with every newer state."""
@@ -101,7 +101,7 @@ class KeptStores:
         return store
 
     def behind(self, state: State) -> list[int]:
-        """The partitions whose stores have to be looked at."""
+        """The partitions whose stores must be updated."""
         pairs = zip(self._done, state.partitions, strict=True)
         return [number for number, (done, p) in enumerate(pairs) if done is not p]
 
@@ -145,12 +145,12 @@ class KeptStores:
                 yield from self._follow(state, numbers)
                 return
             except StoreUnusable as e:
-                log.warning("changelog %s: last values are built again: %s", self._followed.root, e)
+                log.warning("changelog %s: rebuilding the last values: %s", self._followed.root, e)
                 self.discard()
                 if attempt == _REBUILDS_MAX:
                     raise StorageFailed(
-                        "The last values cannot be built.", path=self._followed.root,
-                        expected="a RocksDB that can be written", found=str(e),
+                        "The last values cannot be written.", path=self._followed.root,
+                        expected="a writable RocksDB database", found=str(e),
                         remedy="free or repair the disk; the log itself is not affected",
                     ) from e  # fmt: skip
 
@@ -178,7 +178,7 @@ class KeptStores:
         """What the store lacks, and the end of each piece; the last one says where the log ends."""
         p, store = state.partitions[number], self._stores[number]
         if self._must_rebuild(number, store, p):
-            log.info("changelog %s: last values of partition %d are built again", self._followed.root, number)
+            log.info("changelog %s: rebuilding the last values of partition %d", self._followed.root, number)
             self._clear(number, p.generation)
         self._seen[number] = state.n
         if store.applied == 0:
@@ -216,7 +216,7 @@ class KeptStores:
                     database = self._opened(path, state)
                     continue
                 except StoreUnusable as e:
-                    log.info("changelog %s: last values in %s cannot be used: %s", root, path.name, e)
+                    log.info("changelog %s: cannot use the last values in %s: %s", root, path.name, e)
             files.remove_tree(path)
         return database or self._opened(self._place.new(), state)
 
@@ -257,7 +257,7 @@ class KeptStores:
             database.destroy()
 
     def move(self, followed: Followed, place: StoreDirs) -> None:
-        """Follow another one of the same log, with the same stores in another place."""
+        """Follow another source of the same log, with the same stores in another directory."""
         database, before = self._database, self._place
         self.clearings += 1
         self._followed, self._place = followed, place
@@ -274,10 +274,10 @@ class KeptStores:
             self._opened(place.new(), followed.state)
             self._seen, self._started_at = seen, started_at
         except (StoreUnusable, OSError) as e:
-            log.warning("changelog %s: last values are built again: %s", followed.root, e)
+            log.warning("changelog %s: rebuilding the last values: %s", followed.root, e)
 
     def close(self) -> None:
-        """The stores stay what they are, to be opened by the next one."""
+        """Close the stores. The next writer opens them again."""
         if self._database is not None:
             with suppress(StoreUnusable):
                 self._database.close()
@@ -305,7 +305,7 @@ class Step:
     def has_room(self, number: int, size: int) -> bool:
         if number not in self._ends and len(self._ends) >= _STEP_PARTITIONS:
             return False
-        # One that is larger goes alone: an Arrow column could not hold it together with others.
+        # A larger one is applied alone: an Arrow column could not hold it together with others.
         return not self._pieces or self._bytes + size <= _STEP_BYTES
 
     def add(self, number: int, batch: pa.RecordBatch | None, size: int, end: int) -> None:
@@ -315,7 +315,7 @@ class Step:
             self._bytes += size
 
     def finishes(self, then: Callable[[], None]) -> None:
-        """Call `then` when all that was added is applied."""
+        """Call `then` when all added records are applied."""
         self._finished.append(then)
 
     def apply(self) -> None:

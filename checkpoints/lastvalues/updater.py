@@ -1,8 +1,8 @@
-"""Keeps the last-value stores of a changelog up with its log, after the commits and off their path: the
-writer's, or those of a standby, which follows a writer in another process.
+"""Applies committed records to the last-value stores on a background thread: those of a writer, or those of a
+standby, which follows a writer in another process.
 
-The backlog is not held in memory: what a store lacks is read back from the log. Who asks for a key waits
-until the store of its partition has reached the present commit, and for no other.
+The stores lag the log. A reader of a key waits until the store of its partition has reached the current
+commit. The backlog is read again from the log rather than held in memory.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class StateUpdater:
                 if kept.clearings == clearings:
                     raise
             except StoreUnusable as e:
-                log.warning("changelog %s: last values cannot be read: %s", self._followed.root, str(e))
+                log.warning("changelog %s: cannot read the last values: %s", self._followed.root, str(e))
                 with self._changed:
                     failures = self._failures
                     self._distrust(clearings)
@@ -206,14 +206,14 @@ class StateUpdater:
         """Have the stores built again, unless they were since there were so many `clearings`; returns the
         error for whoever has met that one in the middle of what is read as of one commit.
         """
-        log.warning("changelog %s: last values cannot be read: %s", self._followed.root, str(error))
+        log.warning("changelog %s: cannot read the last values: %s", self._followed.root, str(error))
         with self._changed:
             self._distrust(clearings)
         kind = Damaged if str(error.found).startswith("Corruption") else StorageFailed
         return kind(
-            "The last values cannot be read on.", path=error.path, position="a snapshot, or a range",
+            "The last values cannot be read to the end.", path=error.path, position="a snapshot, or a range",
             expected="blocks that match their checksums", found=error.found,
-            remedy="read again: the last values are built again from the log, which is not affected",
+            remedy="read again: the last values are rebuilt from the log, which is not affected",
         )  # fmt: skip
 
     def _distrust(self, clearings: int) -> None:
@@ -277,9 +277,9 @@ class StateUpdater:
 
     def _closed(self, kind: type[KeyfoldError]) -> KeyfoldError:
         return kind(
-            "The changelog was closed while it was read.", path=self._followed.root,
-            expected="an open changelog", found="closed by this process",
-            remedy="open it again; close it when the threads that read it have ended",
+            "The changelog was closed while it was being read.", path=self._followed.root,
+            expected="an open changelog", found="a changelog that this process has closed",
+            remedy="open it again; close it only when the threads that read it have ended",
         )  # fmt: skip
 
     def _reached(self, target: tuple[int, ...]) -> bool:
@@ -331,7 +331,11 @@ class StateUpdater:
                     # What kept the stores from going on before is over.
                     self._failure = None
         except BaseException as e:
-            log.error("changelog %s: last values stopped: %s", self._followed.root, type(e).__name__)
+            log.error(
+                "changelog %s: the updater of the last values stopped: %s",
+                self._followed.root,
+                type(e).__name__,
+            )
             with self._changed:
                 self._failure = e
                 self._failures += 1

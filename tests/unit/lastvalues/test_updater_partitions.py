@@ -253,7 +253,7 @@ def test_what_reads_one_commit_and_meets_a_damaged_block_says_so_and_the_next_on
         with pytest.raises(Damaged) as refused:
             SCANS[number](log)
         assert str(refused.value.path).startswith(f"{path}/store-")
-        assert "built again from the log" in str(refused.value.remedy)
+        assert "rebuilt from the log" in str(refused.value.remedy)
         SCANS[number](log)
         assert {value for _, value in log.store().all()} == {b"1"}
 
