@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import resource
 import threading
 import time
@@ -51,6 +52,10 @@ _OPENING_THREADS = 2
 _LOG_BYTES_MAX = 1 << 20
 _MANIFEST_BYTES_MAX = 4 << 20
 _CLOSE_WAIT_S = 60.0
+
+#: The versions of rocksdict, from and below, whose RocksDB is known to read the files of `sst_writer`: those
+#: that the tests have run with.
+_TESTED = ((0, 3, 29), (0, 3, 30))
 
 #: A list of keys is split over the cores in parts of at least this size.
 _PART_KEYS_MIN = 2_048
@@ -205,6 +210,12 @@ def _closed(db: Rdict, directory: Path, *, last: bool) -> bool:
     except Exception as error:
         raise unusable(directory, error) from error
     return True
+
+
+def takes_sorted_files(version: str) -> bool:
+    """Whether this version of rocksdict is one that was tested with the files of `sst_writer`."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)$", version)
+    return found is not None and _TESTED[0] <= tuple(int(part) for part in found.groups()) < _TESTED[1]
 
 
 def get_many(db: Rdict, keys: list[bytes]) -> list[bytes | None]:

@@ -84,6 +84,14 @@ class Rows:
             )
             start = stop
 
+    def entries(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Stored key and value, row by row; None for a delete."""
+        heads = self.value_heads.tobytes()
+        width = self.value_heads.shape[1]
+        for n, (key, value) in enumerate(zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True)):
+            head = heads[n * width : (n + 1) * width]
+            yield self.key_prefix + key, None if value is None else head + value
+
 
 class SortedFile:
     """The bytes of one file. `add` and `finish` return the bytes to write next."""

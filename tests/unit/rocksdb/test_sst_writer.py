@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,30 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rocksdict import Rdict
+from rocksdict import Rdict, WriteBatch
 
-from keyfold.statestore.rocksdb import sst_writer
-from keyfold.statestore.rocksdb.db import database_options, moving_ingestion, open_database
+from keyfold.statestore.files import Files, OpenFile
+from keyfold.statestore.rocksdb import database, sst_writer
+from keyfold.statestore.rocksdb.db import (
+    database_options,
+    moving_ingestion,
+    open_database,
+    takes_sorted_files,
+)
 from keyfold.statestore.rocksdb.sst_writer import Rows, SortedFile
 
 _VALUES = st.none() | st.binary(max_size=40) | st.integers(100, 20_000).map(lambda n: b"v" * n)
 _ROWS = st.dictionaries(st.binary(max_size=12) | st.binary(min_size=110, max_size=150), _VALUES, max_size=60)
+
+
+class CountedFiles(Files):
+    """How many files keyfold itself has made."""
+
+    created = 0
+
+    def create(self, path: Path) -> OpenFile:
+        self.created += 1
+        return super().create(path)
 
 
 def write(path: Path, *parts: Rows) -> None:
@@ -131,6 +148,46 @@ def test_what_rocksdb_knows_of_the_file(directory: Path) -> None:
     assert (file["start_key"], file["end_key"]) == (b"a", b"d")
     assert (file["num_entries"], file["num_deletions"]) == (4, 1)
     db.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("0.3.28", False),
+        ("0.3.29", True),
+        ("0.3.30", False),
+        ("1.0.0", False),
+        ("0.3.29rc1", False),
+        ("", False),
+    ],
+)
+def test_rows_are_the_same_in_a_version_of_rocksdict_that_was_not_tested(
+    version: str, tested: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There RocksDB writes its files itself."""
+    monkeypatch.setattr(database, "version", lambda name: version)
+    files = CountedFiles()
+    rows: dict[bytes, bytes | None] = {b"%06d" % n: b"v" * (n % 97) for n in range(3_000)}
+    store = database.Database.open(directory / "db", files=files)
+    before = {b"\1" + b"000000": b"old", b"\1" + b"000008": b"old"}
+    for key, value in before.items():
+        batch = WriteBatch(raw_mode=True)
+        batch[key] = value
+        store.write(batch)
+    for n in range(0, 3_000, 7):
+        rows[b"%06d" % n] = None
+    for _ in range(2):  # the second one replaces what the first has left
+        store.ingest(
+            store.write_file("load.tmp", [rows_of({b"\0": b"first"}), rows_of(rows, b"\1", b"head")])
+        )
+    expected = {b"\1" + key: b"head" + value for key, value in rows.items() if value is not None}
+    assert everything(store._opened()) == {b"\0": b"first", **expected}
+    store.close()
+    assert (files.created > 0) == tested
+
+
+def test_the_installed_rocksdict_is_one_that_was_tested() -> None:
+    assert takes_sorted_files(metadata.version("rocksdict"))
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
