@@ -88,6 +88,12 @@ class Standby:
         self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        if self._ended.is_set() or not self._process.is_this():
+            return f"<Standby of {str(self.path)!r}, ended>"
+        lag = sum(self._keeper.lag().values())
+        return f"<Standby of {str(self.path)!r}, {lag} records behind>"
+
     def lag(self) -> dict[int, int]:
         """Partition → number of records by which its last values lag the newest durable commit.
 

@@ -67,6 +67,9 @@ class ForeachBatch(ABC):
         if partitions is not None:
             check_partitions(partitions)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {str(self.path)!r}{', closed' if self._closed else ''}>"
+
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Commit one batch, durable when this returns; for `foreachBatch`, or to be called by hand.
 

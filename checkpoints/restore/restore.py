@@ -149,6 +149,15 @@ class RestoredState:
         self._listeners, self._progress = listeners
         self._finalizer: weakref.finalize[[], RestoredState] | None = None
 
+    def __repr__(self) -> str:
+        closed = self._finalizer is None or not self._finalizer.alive
+        fields = [] if self.columns is None else self.columns.schema_json["fields"]
+        columns = f", columns {', '.join(f['name'] for f in fields)}" if fields else ""
+        return (
+            f"<RestoredState of {str(self.path)!r}, ends {list(self.ends)}{columns}"
+            f"{', closed' if closed else ''}>"
+        )
+
     def hold(self, lock: ViewLock) -> None:
         """Release `lock` when this is closed or garbage collected."""
         self._finalizer = weakref.finalize(self, lock.close)

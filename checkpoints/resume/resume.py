@@ -169,7 +169,7 @@ class Resumed:
     columns: Columns | None
     checkpoint: Path | None
     is_seeded: bool
-    _files: Files
+    _files: Files = field(repr=False)
     _state: RestoredState | None = field(repr=False)
 
     @property

@@ -6,6 +6,7 @@ Nothing is loaded before it is asked for: `import keyfold` imports neither pyarr
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from keyfold.streaming.source import register as register
 
     open = Changelog.open
+
+#: Annotated, so that type checkers elsewhere do not take the rest for unreachable.
+_PLATFORM: str = sys.platform
+if _PLATFORM != "linux":
+    raise ImportError(f"keyfold runs on Linux only, and this is {_PLATFORM}: its locks and syncs are Linux's")
 
 __version__: Final = "0.1.0"
 

@@ -67,7 +67,14 @@ class ArrowSerde(Protocol):
     def from_binary(self, data: pa.Array) -> pa.Array: ...
 
 
-class BytesSerde:
+class _Named:
+    """Shows itself as it is written in code."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class BytesSerde(_Named):
     """Bytes, unchanged; in Arrow `binary`."""
 
     keeps_prefix = True
@@ -85,7 +92,7 @@ class BytesSerde:
         return data
 
 
-class StringSerde:
+class StringSerde(_Named):
     """UTF-8; in Arrow `string`. Byte order is code point order. Unpaired surrogates are refused."""
 
     keeps_prefix = True
@@ -116,7 +123,7 @@ class StringSerde:
             raise ValueError("a value is not UTF-8: read it with the serde that wrote it") from None
 
 
-class Int64Serde:
+class Int64Serde(_Named):
     """A 64-bit integer whose bytes sort in numeric order; in Arrow `int64`.
 
     0                                                       8
@@ -163,7 +170,7 @@ class Int64Serde:
         return pa.array(numbers, pa.int64(), mask=absent)
 
 
-class JsonSerde:
+class JsonSerde(_Named):
     """Compact JSON: no spaces, unescaped UTF-8, object fields in their given order.
 
     Fields are not sorted, so always build keys with their fields in the same order. NaN and infinities are
