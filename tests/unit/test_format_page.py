@@ -19,7 +19,9 @@ from support.changelogs import Clock, make_closed, make_crashed
 from support.foreign_reader import ForeignReader, Refused
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-WHOLE = sorted(p.parent.relative_to(GOLDEN) for p in GOLDEN.rglob("changelog.json"))
+KEPT = sorted(p.parent.relative_to(GOLDEN) for p in GOLDEN.rglob("changelog.json"))
+WHOLE = [name for name in KEPT if "damaged" not in str(name)]
+DAMAGED = [name for name in KEPT if "damaged" in str(name)]
 
 
 def check_same(path: Path) -> None:
@@ -62,6 +64,13 @@ def of_keyfold(path: Path, at: int | str | None) -> dict[bytes, bytes]:
 @pytest.mark.parametrize("name", WHOLE, ids=str)
 def test_it_reads_every_directory_that_was_kept(tmp_path: Path, name: Path) -> None:
     check_same(Path(shutil.copytree(GOLDEN / name, tmp_path / "log")))
+
+
+@pytest.mark.parametrize("name", DAMAGED, ids=str)
+def test_it_refuses_every_damaged_directory_that_was_kept(tmp_path: Path, name: Path) -> None:
+    path = Path(shutil.copytree(GOLDEN / name, tmp_path / "log"))
+    with pytest.raises(Refused):
+        ForeignReader(path).state()
 
 
 def test_it_reads_what_a_closed_and_a_killed_writer_leave(tmp_path: Path) -> None:

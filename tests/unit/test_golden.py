@@ -107,6 +107,67 @@ def test_a_flipped_byte_in_any_file_is_refused_or_found(path: Path, name: str) -
     assert not sound
 
 
+KEPT = GOLDEN.parent
+
+
+def of(tmp_path: Path, name: str) -> Path:
+    return Path(shutil.copytree(KEPT / name, tmp_path / name))
+
+
+def test_a_torn_last_line_is_cut_off_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    """Crash state C2."""
+    path = of(tmp_path, "v1-torn")
+    assert verify(path).sound
+    assert restore(path).to_dict() == STATE
+    with Changelog.open(path) as log:
+        assert dict(log.store().all()) == STATE
+        log.append([{"key": b"f", "value": b"6"}])
+    assert restore(path).to_dict() == {**STATE, b"f": b"6"}
+
+
+def test_a_bad_line_before_a_good_one_is_refused_by_all(tmp_path: Path) -> None:
+    """Crash state C4."""
+    path = of(tmp_path, "v1-damaged-line")
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    for read in (restore, Changelog.open, lambda p: Changelog.open(p, mode="r")):
+        with pytest.raises(Damaged) as refused:
+            read(path)
+        assert str(refused.value.path).endswith("manifest/1.journal")
+    assert not verify(path).sound
+    assert before.items() <= {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}.items()
+
+
+def test_a_damaged_block_is_refused_where_it_is_read_and_only_there(tmp_path: Path) -> None:
+    path = of(tmp_path, "v1-damaged-block")
+    (damage,) = verify(path).damages
+    assert str(damage.path).endswith("0/00000000000000000005-1-5.arrows")
+    with pytest.raises(Damaged) as refused:
+        restore(path).to_dict()
+    assert str(refused.value.path).endswith("0/00000000000000000005-1-5.arrows")
+    with Changelog.open(path, mode="r") as log:
+        assert sum(b.num_rows for b in log.read(1)) == 2
+        assert sum(b.num_rows for b in log.read(0, to=5)) == 4
+
+
+def test_a_pass_that_was_killed_between_two_groups_is_gone_on_with(tmp_path: Path) -> None:
+    """Crash state S3: one group is swapped, the copy of the next is whole but named by no line."""
+    path = of(tmp_path, "v1-swapped")
+    expected = {b"a": b"3", **{b"k%d" % n: b"x" * 300 for n in range(4)}}
+    copy = path / "0" / "00000000000000000003-1-6.arrows"
+    assert copy.exists()
+    assert verify(path).sound
+    assert restore(path).to_dict() == expected
+    with Changelog.open(path) as log:
+        p = log.state.partitions[0]
+        assert (p.unique_end, p.clean_end) == (0, 12)
+        assert not copy.exists()
+        assert dict(log.store().all()) == expected
+        log.compact()
+        assert log.state.partitions[0].unique_end == 12
+    assert verify(path).sound
+    assert restore(path).to_dict() == expected
+
+
 def test_the_example_of_the_format_page_is_a_line_of_it() -> None:
     page = (ROOT / "docs" / "format.md").read_text()
     line = (GOLDEN / "manifest" / "1.journal").read_bytes().split(b"\n")[1]
