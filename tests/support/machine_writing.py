@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import hypothesis.strategies as st
@@ -97,26 +97,41 @@ class WritingMachine(Machine):
             self.nest(how != "nested")
 
     def transact_alone(self, rows: list[Row]) -> None:
-        batch, expected = self.next_batch("t"), self.model.fold()
+        batch = self.next_batch("t")
+        written: dict[bytes, bytes | None] = {}
+        seen: dict[bytes, bytes | None] = {}
 
         def work() -> list[Row]:
             with self.log.transaction(app_id="t", batch_id=batch) as store:
                 for key, value in rows:
-                    assert store.get(key) == expected.get(key)
+                    if key in written:
+                        assert store.get(key) == written[key]
+                    else:
+                        seen[key] = store.get(key)
                     if value is None:
                         store.delete(key)
-                        expected.pop(key, None)
                     else:
                         store.put(key, value)
-                        expected[key] = value
+                    written[key] = value
                 return [(r["key"], r["value"]) for r in store.changes().to_pylist()]
 
         changes = self.timely(work)
+        self.prove_seen(seen)
         self.model = self.model.committed(changes, "t", batch, self.now_ms)
+
+    def prove_seen(self, seen: Mapping[bytes, bytes | None]) -> None:
+        """What a transaction has read of keys is right, or retention on a thread has deleted it before."""
+        right = self.model.fold()
+        others = {key for key, value in seen.items() if value != right.get(key)}
+        if others:
+            assert self.is_living
+            left = self.model.started(self.starts_now()).fold()
+            assert all(seen[key] is None and key not in left for key in others)
 
     def nest(self, as_append: bool) -> None:
         """What is written inside an open transaction is refused, or the transaction is."""
-        outer, inner, seen = self.next_batch("t"), self.next_batch("t") + 1, self.model.fold().get(b"a", b"")
+        outer, inner = self.next_batch("t"), self.next_batch("t") + 1
+        seen: dict[bytes, bytes | None] = {}
         done: list[str] = []
 
         def inside() -> None:
@@ -129,24 +144,27 @@ class WritingMachine(Machine):
 
         def work() -> None:
             with self.log.transaction(app_id="t", batch_id=outer) as first:
-                first.put(b"b", first.get(b"a") or b"")
+                seen[b"a"] = first.get(b"a")
+                first.put(b"b", seen[b"a"] or b"")
                 with suppress(KeyfoldError):
                     inside()
             done.append("outer")
 
         with suppress(KeyfoldError):
             self.timely(work)
+        self.prove_seen(seen)
         if "inner" in done:
             app, batch = ("n", self.next_batch("n")) if as_append else ("t", inner)
             self.model = self.model.committed([(b"a", b"inner")], app, batch, self.now_ms)
         assert len(done) < 2, "the outer one has not seen what the inner one wrote"
         if "outer" in done:
-            self.model = self.model.committed([(b"b", seen)], "t", outer, self.now_ms)
+            self.model = self.model.committed([(b"b", seen[b"a"] or b"")], "t", outer, self.now_ms)
 
     def count_beside_an_append(self, key: bytes) -> None:
         """A transaction that adds to what it has read, while another thread appends to the same key."""
         before = self.model.fold().get(key, b"")
         mine, theirs = self.next_batch("t"), self.next_batch("n")
+        seen: dict[bytes, bytes | None] = {}
         refused: list[KeyfoldError] = []
 
         def append() -> None:
@@ -160,17 +178,18 @@ class WritingMachine(Machine):
         def work() -> bool:
             try:
                 with self.log.transaction(app_id="t", batch_id=mine) as store:
-                    value = store.get(key) or b""
+                    seen[key] = store.get(key)
                     thread.start()
                     thread.join(0.02)
-                    store.put(key, value + b"1")
+                    store.put(key, (seen[key] or b"") + b"1")
                 return True
             except KeyfoldError:
                 return False
 
         added = self.timely(work)
         self.timely(thread.join)
-        one: tuple[Row, str, int] = ((key, before + b"1"), "t", mine)
+        self.prove_seen(seen)
+        one: tuple[Row, str, int] = ((key, (seen.get(key) or b"") + b"1"), "t", mine)
         two: tuple[Row, str, int] = ((key, before + b"2"), "n", theirs)
         # Either there is one of them only, or the transaction came first, for it has not seen the append.
         for row, app, batch in [one] * added + [two] * (not refused):

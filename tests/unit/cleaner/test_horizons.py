@@ -219,3 +219,26 @@ def test_a_delete_was_dated_before_a_pass_that_is_under_way_took_back_what_is_un
     assert not machine.deleted_is_there
     machine.prove()
     machine.teardown()
+
+
+@pytest.mark.parametrize(
+    "transact",
+    [
+        lambda machine: machine.count_beside_an_append(b"a"),
+        lambda machine: machine.transact_alone([(b"a", b"2")]),
+        lambda machine: machine.nest(True),
+    ],
+    ids=["beside an append", "alone", "around an append"],
+)
+def test_a_transaction_may_see_that_retention_beside_has_come(transact: Callable[[ByHand], None]) -> None:
+    machine = ByHand()
+    config = {"cleanup.policy": "compact,delete", "retention.ms": 1000}
+    machine.create(partitions=1, block_bytes=200, config=config)
+    machine.append_to(machine.log, [(b"a", b"1")], "m")
+    machine.log.engine.writer.seal_active()
+    machine.prove()
+    machine.pass_time(5000)
+    machine.log.engine.do_chores()
+    transact(machine)
+    machine.prove()
+    machine.teardown()
