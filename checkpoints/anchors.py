@@ -10,7 +10,7 @@ from typing import Final
 
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.resolve import At, resolve_commit
-from keyfold.checkpoints.manifest.state import Anchor
+from keyfold.checkpoints.manifest.state import Anchor, Commit
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
 
@@ -26,8 +26,7 @@ def add_anchor(writer: Writer, name: str, at: At) -> Anchor:
         commit = resolve_commit(writer.state, writer.root, at)
         before = writer.state.anchors.get(name)
         if before is None:
-            ends = list(commit.ends)
-            writer.write_line({"t": "anchor", "name": name, "commit": commit.number, "ends": ends, "app": ""})
+            _write(writer, name, commit, "")
         elif before.commit != commit.number:
             raise ConfigError(
                 f"The anchor {name!r} already exists.", path=writer.root, expected="a new name",
@@ -49,6 +48,34 @@ def drop_anchor(writer: Writer, name: str) -> Anchor:
             )  # fmt: skip
         writer.write_line({"t": "unanchor", "name": name})
         return anchor
+
+
+def pin_for_resume(writer: Writer, commit: Commit) -> str:
+    """The name of the anchor that pins a commit for its app. It is created if it does not exist.
+
+    The anchor before it is kept: the query that was started from it may still be at its first batch. Older
+    ones are dropped.
+    """
+    name = resume_anchor(commit.app, commit.number)
+    with writer.exclusive:
+        own = sorted(
+            (a for a in writer.state.anchors.values() if a.app == commit.app), key=lambda a: a.commit
+        )
+        if not any(a.name == name for a in own):
+            _write(writer, name, commit, commit.app)
+            for anchor in [a for a in own if a.commit < commit.number][:-1]:
+                writer.write_line({"t": "unanchor", "name": anchor.name})
+    return name
+
+
+def resume_anchor(app_id: str, commit: int) -> str:
+    """The anchor that pins an app's commit while the app is being resumed."""
+    return f"{_RESERVED}{app_id}:{commit}"
+
+
+def _write(writer: Writer, name: str, commit: Commit, app: str) -> None:
+    ends = list(commit.ends)
+    writer.write_line({"t": "anchor", "name": name, "commit": commit.number, "ends": ends, "app": app})
 
 
 def _check_name(name: str) -> None:

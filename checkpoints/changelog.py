@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 
-from keyfold.checkpoints import anchors
 from keyfold.checkpoints import engine as engines
 from keyfold.checkpoints.cleaner import pool
 from keyfold.checkpoints.cleaner.clean_pass import PassStatistics
@@ -31,7 +30,6 @@ from keyfold.checkpoints.manifest.identity import (
 )
 from keyfold.checkpoints.manifest.resolve import At, check_no_missed_delete, partition_state, resolve_commit
 from keyfold.checkpoints.manifest.state import Anchor, Commit, State
-from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots, newest, set_pin
 from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, clone, take
 from keyfold.checkpoints.transaction import Transaction
@@ -143,13 +141,13 @@ class Changelog:
         creation = NewChangelog(partitions or 1, columns, changes)
         engine = engines.acquire(files, root, creation, clock_ms, steal=steal)
         try:
-            check_same_partitions(root, engine.writer.identity, partitions)
+            check_same_partitions(root, engine.identity, partitions)
             if config:
                 engine.configure(config)
         except BaseException:
             engines.release(engine)
             raise
-        return cls(engine.writer.root, engine, None, None)
+        return cls(engine.root, engine, None, None)
 
     @classmethod
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
@@ -168,7 +166,7 @@ class Changelog:
 
     @property
     def identity(self) -> ChangelogMeta:
-        return self._open_engine().writer.identity if self._view is None else self._view.identity
+        return self._open_engine().identity if self._view is None else self._view.identity
 
     @property
     def columns(self) -> Columns | None:
@@ -186,7 +184,7 @@ class Changelog:
     @property
     def state(self) -> State:
         """The state of the manifest: as of now for a writer, as of the view for a reader."""
-        return self._open_engine().writer.state if self._view is None else self._view.state
+        return self._open_engine().state if self._view is None else self._view.state
 
     @property
     def engine(self) -> Engine:
@@ -201,7 +199,7 @@ class Changelog:
     @property
     def files(self) -> Files:
         """Its file operations."""
-        return self._open_engine().writer.files if self._view is None else self._view.files
+        return self._open_engine().files if self._view is None else self._view.files
 
     def partition(self, key: bytes) -> int:
         """The partition of a key's records."""
@@ -249,7 +247,7 @@ class Changelog:
         batch_id = None if batch_id is None else idempotence.checked_batch(batch_id)
         engine = self._open_engine()
         engine.transactions.check()
-        return engine.append(table, app_id, batch_id, engine.transactions)
+        return engine.append(table, app_id, batch_id)
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
@@ -268,11 +266,12 @@ class Changelog:
         engine, app_id = self._open_engine(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
         with engine.transactions:
-            applied = idempotence.appended(engine.writer.state, app_id, batch_id, "") is not None
+            applied = idempotence.appended(engine.state, app_id, batch_id, "") is not None
             with engine.transaction(applied=applied) as transaction:
                 yield transaction
                 if not applied:
-                    self._open_engine().append(transaction.changes(), app_id, batch_id, nullcontext())
+                    changes = transaction.changes()
+                    self._open_engine().append(changes, app_id, batch_id, takes_turn=False)
 
     @classmethod
     def clone(
@@ -304,7 +303,7 @@ class Changelog:
         if self._view is not None:
             yield self._view.state
         else:
-            with self._open_engine().writer.pin() as state:
+            with self._open_engine().pin() as state:
                 yield state
 
     def read(
@@ -437,13 +436,13 @@ class Changelog:
             ConfigError: the name is invalid, or names another commit; or the commit does not exist.
             CompactedAway: the exact state at that commit no longer exists.
         """
-        return anchors.add_anchor(self.engine.writer, name, at)
+        return self.engine.add_anchor(name, at)
 
     def drop_anchor(self, name: str) -> Anchor:
         """Drop the anchor of this name. Returns its commit. Raises `ConfigError` if the anchor does not
         exist.
         """
-        return anchors.drop_anchor(self.engine.writer, name)
+        return self.engine.drop_anchor(name)
 
     def rollback(self, to: At) -> Commit:
         """Remove all records and commits after a commit, durably. Returns the commit, which is the last one
@@ -460,9 +459,7 @@ class Changelog:
             ConfigError: the commit does not exist, or a later commit has a named anchor; or a transaction of
                 this thread is open.
         """
-        engine = self.engine
-        with engine.transactions:
-            return roll_back(engine.writer, engine.cleaning, to)
+        return self.engine.roll_back(to)
 
     def snapshot(self, to: AnyPath, at: At = None, *, filesystem: Any = None) -> Snapshot:
         """Take a snapshot: a self-contained, read-only copy as of a commit. `restore`,
@@ -485,7 +482,7 @@ class Changelog:
         place = Location(*located(to, filesystem, self.files if self.files.has_locks else LOCAL))
         check_destination(place, self.identity)
         if self.is_writer and at is None:
-            self.engine.writer.seal_active()
+            self.engine.seal_active()
         with self.pinned() as state:
             commit = resolve_commit(state, self.path, at)
             return take(Location(self.files, self.path), self.identity, state, commit, place)

@@ -1,5 +1,7 @@
 """The engine: one writer per changelog and process, shared by all who open it, and its background work: last
 values and cleaner.
+
+`Engine.commit` is the one door to a commit: appends and all sinks use it.
 """
 
 from __future__ import annotations
@@ -7,12 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
+from keyfold.checkpoints import anchors
 from keyfold.checkpoints.cleaner import pool as cleaner
 from keyfold.checkpoints.cleaner.clean_pass import Aborted, PassStatistics
 from keyfold.checkpoints.cleaner.manager import CleanerManager
@@ -20,9 +23,12 @@ from keyfold.checkpoints.cleaner.retention import apply_retention
 from keyfold.checkpoints.lastvalues.updater import StateUpdater
 from keyfold.checkpoints.log import compact_requests, ingest
 from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
-from keyfold.checkpoints.log.writer import Batch, Writer
+from keyfold.checkpoints.log.writer import Batch, BlockFactory, Writer
 from keyfold.checkpoints.manifest import idempotence
-from keyfold.checkpoints.manifest.state import Commit
+from keyfold.checkpoints.manifest.identity import ChangelogMeta
+from keyfold.checkpoints.manifest.resolve import At
+from keyfold.checkpoints.manifest.state import Anchor, Commit, State
+from keyfold.checkpoints.rollback import roll_back
 from keyfold.checkpoints.snapshot.policy import SnapshotPolicy
 from keyfold.checkpoints.transaction import Transaction, Turn
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
@@ -33,7 +39,12 @@ from keyfold.statestore.schema.columns import Columns
 #: How often a pass is restarted that was aborted because the log changed.
 _PASSES_BROKEN_OFF_MAX: Final = 20
 
-__all__ = ["Engine", "PassStatistics", "acquire", "release"]
+__all__ = ["Admit", "Engine", "PassStatistics", "acquire", "release"]
+
+T = TypeVar("T")
+
+#: What the commit of a batch will say; or the commit that holds the batch already. See `Engine.commit`.
+Admit: TypeAlias = Callable[[State], Batch | Commit]
 
 
 class Engine:
@@ -49,6 +60,54 @@ class Engine:
         self.chores = threading.Lock()
         self._keeper = StateUpdater.of_writer(writer) if keeper is None else keeper
         cleaner.POOL.add(self)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> ChangelogMeta:
+        return self.writer.identity
+
+    @property
+    def state(self) -> State:
+        """What the manifest says now."""
+        return self.writer.state
+
+    @property
+    def files(self) -> Files:
+        return self.writer.files
+
+    @property
+    def root(self) -> Path:
+        return self.writer.root
+
+    @property
+    def fenced(self) -> bool:
+        """Whether every further write will be refused."""
+        return self.writer.fenced
+
+    @property
+    def opened_epoch(self) -> int:
+        """The epoch that its writer was opened with."""
+        return self.writer.opened_epoch
+
+    @property
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Held by a caller that must see no commit between a look and an action."""
+        return self.writer.exclusive
+
+    def clock_ms(self) -> int:
+        """The writer's time."""
+        return self.writer.clock_ms()
+
+    def pin(self) -> AbstractContextManager[State]:
+        """The state of now, whose files stay until the context is left."""
+        return self.writer.pin()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done on a thread of the writer."""
+        return self.writer.pool.submit(work)
+
+    # -- the last values ---------------------------------------------------------------------------
 
     def last_values(self) -> ReadOnlyStore:
         """The last values. Each read waits until the stores that it needs have reached the current commit."""
@@ -69,29 +128,88 @@ class Engine:
             base.close()
 
     def append(
-        self, table: ingest.Tabular, app: str, batch: int | None, turn: AbstractContextManager[None]
+        self, table: ingest.Tabular, app: str, batch: int | None, *, takes_turn: bool = True
     ) -> Commit:
-        """See `Changelog.append`. `turn` is held from the look at the batch id to the commit."""
+        """See `Changelog.append`; `takes_turn` as in `commit`."""
         writer = self.writer
         writer.ownership.check_usable("nothing of this batch was committed")
         self.wait_for_room()
-        identity = writer.identity
         rows = ingest.table_of(table)
-        batches = ingest.normalize(rows, writer.clock_ms(), identity.columns)
+        batches = ingest.normalize(rows, writer.clock_ms(), writer.identity.columns)
         digesting = writer.pool.submit(ingest.digest, batches, ingest.given_timestamps(rows))
-        parts = ingest.partition_blocks(batches, identity.partitions, identity.config.codec, writer.pool)
+        parts = ingest.blocks_of(writer, batches)
         digest = digesting.result()
-        with turn, writer.exclusive:
-            last = writer.state.apps.get(app)
-            if batch is None:
-                batch = 0 if last is None else last.batch + 1
-            before = idempotence.appended(writer.state, app, batch, digest)
-            new = Batch(app, batch, digest=digest)
-            return writer.commit(parts, new) if before is None else replace(before, applied=False)
+
+        def admit(state: State) -> Batch | Commit:
+            last = state.apps.get(app)
+            following = 0 if last is None else last.batch + 1
+            new = Batch(app, following if batch is None else batch, digest=digest)
+            return idempotence.appended(state, app, new.batch, digest) or new
+
+        return self.commit(parts, admit, takes_turn=takes_turn)
+
+    def blocks_of(self, table: ingest.Tabular) -> dict[int, BlockFactory]:
+        """The rows of a table as `commit` takes them. Raises `BadRecord`."""
+        return ingest.blocks_of(self.writer, ingest.normalize(table, self.writer.clock_ms()))
+
+    def commit(
+        self,
+        parts: Mapping[int, BlockFactory],
+        admit: Admit,
+        *,
+        then: Callable[[], None] | None = None,
+        takes_turn: bool = True,
+    ) -> Commit:
+        """Make a batch durable and visible, unless a commit holds it already: then that one is given, and is
+        not `applied`.
+
+        Args:
+            parts: the blocks, for each partition that gets records.
+            admit: given the state that the commit will follow. What it raises refuses the batch.
+            then: called after the commit, before another one can be made.
+            takes_turn: False where the caller's turn to change the records lasts from what it has read, or
+                where there is nothing to change.
+
+        Raises:
+            ConfigError: it is this thread's turn already. What `admit` and `Writer.commit` raise.
+        """
+        with self.transactions if takes_turn else nullcontext(), self.writer.exclusive:
+            admitted = admit(self.writer.state)
+            if isinstance(admitted, Commit):
+                return replace(admitted, applied=False)
+            commit = self.writer.commit(parts, admitted)
+            if then is not None:
+                then()
+            return commit
 
     def wait_for_room(self) -> None:
         """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
         self._keeper.wait_for_room()
+
+    # -- which commits stay ------------------------------------------------------------------------
+
+    def add_anchor(self, name: str, at: At) -> Anchor:
+        """See `Changelog.anchor`."""
+        return anchors.add_anchor(self.writer, name, at)
+
+    def drop_anchor(self, name: str) -> Anchor:
+        """See `Changelog.drop_anchor`."""
+        return anchors.drop_anchor(self.writer, name)
+
+    def pin_for_resume(self, commit: Commit) -> str:
+        """See `anchors.pin_for_resume`."""
+        return anchors.pin_for_resume(self.writer, commit)
+
+    def roll_back(self, to: At) -> Commit:
+        """See `Changelog.rollback`."""
+        with self.transactions:
+            return roll_back(self.writer, self.cleaning, to)
+
+    # -- the cleaner -------------------------------------------------------------------------------
+
+    def seal_active(self) -> None:
+        """Seal all active segments, so that the next batch begins new ones."""
+        self.writer.seal_active()
 
     def compact(self, *, full: bool = False) -> list[PassStatistics]:
         """Seal the active segments and clean every partition until nothing more can be folded, with
@@ -162,6 +280,8 @@ class Engine:
             return {"passes": [asdict(p) for p in self.compact(full=full)]}
         except KeyfoldError as e:
             return {"error": str(e)}
+
+    # -- settings ----------------------------------------------------------------------------------
 
     def configure(self, changes: Mapping[str, object]) -> None:
         """Change settings, durably. Raises `ConfigError`."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from keyfold.checkpoints.changelog import Changelog
-from keyfold.checkpoints.log.writer import BlockFactory
+from keyfold.checkpoints.log.writer import Batch, BlockFactory
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.manifest.identity import check_partitions, read_identity
+from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.sink.batch_gate import (
     BatchGate,
     IncomingBatch,
-    batch_of,
     check_dataframe,
     connect_refused,
     consume,
@@ -120,17 +120,39 @@ class ForeachBatch(ABC):
                 consume(df)
             if self._log is None and not self._files.exists(self.path / filenames.IDENTITY):
                 return  # the first batch of a changelog may be any
-            log = self._opened(None)
-            with log.engine.writer.exclusive:
-                if self._intake.admits(session, log, delivery):
-                    delivery.sync()
-                    self._commit_to(log, delivery, {})
+            self._commit(session, self._opened(None), delivery, {}, first=delivery.sync, takes_turn=False)
 
-    def _commit_to(self, log: Changelog, delivery: IncomingBatch, parts: Mapping[int, BlockFactory]) -> None:
-        """The commit of an admitted batch. The caller holds `writer.exclusive`."""
-        writer = log.engine.writer
-        writer.commit(parts, batch_of(writer.state, self._intake.app(log.identity), delivery))
-        self._intake.delivered(log, delivery)
+    def _commit(
+        self,
+        session: SparkSession,
+        log: Changelog,
+        delivery: IncomingBatch,
+        parts: Mapping[int, BlockFactory],
+        *,
+        first: Callable[[], None] | None = None,
+        then: Callable[[], None] | None = None,
+        takes_turn: bool = True,
+    ) -> None:
+        """Commit a batch. Another sink of this process may have committed it since this one has looked: then
+        nothing is done.
+
+        Args:
+            first, then: what is done before the commit and after it, if there is one.
+            takes_turn: see `Engine.commit`.
+        """
+
+        def admit(_: State) -> Batch | Commit:
+            admitted = self._intake.admit(session, log, delivery)
+            if first is not None and isinstance(admitted, Batch):
+                first()
+            return admitted
+
+        def committed() -> None:
+            self._intake.delivered(log, delivery)
+            if then is not None:
+                then()
+
+        log.engine.commit(parts, admit, then=committed, takes_turn=takes_turn)
 
     def _pass_over(self, df: DataFrame, log: Changelog, delivery: IncomingBatch) -> None:
         """A batch that was committed before: read it to its end, or a stateful query would fail."""
@@ -164,7 +186,7 @@ class ForeachBatch(ABC):
 
     def _opened(self, columns: Columns | None) -> Changelog:
         """The changelog, created with `columns` where there is none."""
-        if self._log is not None and self._log.engine.writer.fenced:
+        if self._log is not None and self._log.engine.fenced:
             # Never by stealing: whoever took over from this writer keeps the changelog.
             self._log.close()
             self._log, self._steal = None, False

@@ -26,7 +26,7 @@ from keyfold.checkpoints.manifest import idempotence
 from keyfold.checkpoints.manifest.idempotence import OnReset, Reset, SourceBatch
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.resumption import QueryStart
-from keyfold.checkpoints.manifest.state import State
+from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.sink import offset_log
 from keyfold.sink.offset_log import OffsetLog
 from keyfold.sink.query_plan import query_start
@@ -172,6 +172,13 @@ class BatchGate:
                 raise self._second_call(app, delivery)
         _log.info("changelog %s: batch %d was committed already", self._path, delivery.batch)
         return False
+
+    def admit(self, session: SparkSession, log: Changelog, delivery: IncomingBatch) -> Batch | Commit:
+        """What the commit of a new batch says; of one that was committed already, the app's last commit. For
+        `Engine.commit`. Raises as `admits` does.
+        """
+        state, app = log.state, self.app(log.identity)
+        return batch_of(state, app, delivery) if self.admits(session, log, delivery) else state.apps[app]
 
     def delivered(self, log: Changelog, delivery: IncomingBatch) -> None:
         """Note that the batch is committed, by this call or by one before."""

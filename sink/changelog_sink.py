@@ -1,15 +1,15 @@
 """`ChangelogSink`: the function for `foreachBatch` that writes a query's rows to a changelog.
 
 Follow one write: `ChangelogSink.__call__` → `RowEncoding.select` (key and value bytes, in the JVM) → `Stage`
-(in each task: blocks into a file aside) → `Writer.commit` (blocks into the segments, one line of the
-manifest).
+(in each task: blocks into a file aside) → `Engine.commit` (nobody else's turn, a new batch) →
+`Writer.commit` (blocks into the segments, one line of the manifest).
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypedDict, get_args
 
@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.log.recovery import check_creatable
-from keyfold.checkpoints.log.writer import BlockFactory, Writer
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.sink import staging
@@ -144,18 +144,19 @@ class ChangelogSink(ForeachBatch):
         log = self._opened(encoding.columns)
         if log.columns is not None and encoding.columns is not None:
             log.columns.accepts(encoding.columns)
-        writer = log.engine.writer
+        engine = log.engine
         if not self._intake.admits(df.sparkSession, log, delivery):
             self._pass_over(df, log, delivery)
             return
-        log.engine.wait_for_room()
-        syncing = writer.pool.submit(delivery.sync)
-        with self._working_directory(writer) as directory:
-            stage = Stage(str(directory), delivery.batch, log.partitions, writer.clock_ms())
+        engine.wait_for_room()
+        syncing = engine.submit(delivery.sync)
+        with self._working_directory(engine) as directory:
+            stage = Stage(str(directory), delivery.batch, log.partitions, engine.clock_ms())
             staged = self._staged(encoding.select(df), stage)
             syncing.result()
             parts = staging.blocks_by_partition(self._files, stage, staged, log.config.codec)
-            self._commit(log, encoding.columns, df, delivery, parts)
+            added = self._added_columns(log, encoding.columns)
+            self._commit(df.sparkSession, log, delivery, parts, first=added)
 
     def _staged(self, records: DataFrame, stage: Stage) -> list[Staged]:
         records = self._ordered(records, stage.partitions) if self._arguments["sequence_by"] else records
@@ -190,27 +191,19 @@ class ChangelogSink(ForeachBatch):
             .select(*kept, "row", unordered.alias("unordered"))
         )
 
-    def _commit(
-        self,
-        log: Changelog,
-        columns: Columns | None,
-        df: DataFrame,
-        delivery: IncomingBatch,
-        parts: Mapping[int, BlockFactory],
-    ) -> None:
-        writer = log.engine.writer
-        with log.engine.transactions, writer.exclusive:
-            # Another sink of this process may have committed since the batch was admitted.
-            if not self._intake.admits(df.sparkSession, log, delivery):
-                return
+    def _added_columns(self, log: Changelog, columns: Columns | None) -> Callable[[], None]:
+        """Takes columns that the batch has added into the changelog."""
+
+        def add() -> None:
             if log.columns is not None and columns is not None:
                 log.engine.set_columns(log.columns.accepts(columns))
-            self._commit_to(log, delivery, parts)
+
+        return add
 
     @contextlib.contextmanager
-    def _working_directory(self, writer: Writer) -> Iterator[Path]:
+    def _working_directory(self, engine: Engine) -> Iterator[Path]:
         """Where the tasks of one batch write; goes with it."""
-        directory = filenames.work(self.path, writer.opened_epoch, uuid.uuid4().hex)
+        directory = filenames.work(self.path, engine.opened_epoch, uuid.uuid4().hex)
         self._files.make_directory(directory, below=self.path)
         try:
             yield directory

@@ -76,23 +76,22 @@ class TaskRunner:
         stores = getattr(task, "stores", None)
         self._stores = None if stores is None else checked_stores(stores)
         self._windowed_ms: int | None = None
-        self._host: Engine | None = None
+        self._engine: Engine | None = None
         self._sweeper: Sweeper | None = None
 
     def run(self, engine: Engine, batches: Iterable[pa.RecordBatch]) -> TaskResult:
-        """Call the task for one micro-batch. The caller holds `host.transactions` until it has committed.
+        """Call the task for one micro-batch. The caller holds `engine.transactions` until it has committed.
 
         Raises:
             ConfigError: the changelog has keys of a store that the task does not name.
             Whatever the task raises; Damaged, StorageFailed: see there.
         """
-        writer = engine.writer
-        now_ms = writer.clock_ms()
+        now_ms = engine.clock_ms()
         if self._stores is None:
             with engine.transaction() as store:
                 windowed = self._call(store, batches, now_ms)
                 return TaskResult(store.changes(), lambda: self._committed(windowed, now_ms, None))
-        with writer.pin() as state:
+        with engine.pin() as state:
             base: Any = engine.last_values().snapshot()
             with closing(base):
                 sweeper = self._sweeper_of(engine, base, self._stores)
@@ -123,17 +122,16 @@ class TaskRunner:
 
     def _sweeper_of(self, engine: Engine, base: RecordStore, stores: Mapping[str, Store]) -> Sweeper:
         """That of this opening of the changelog, whose keys are looked at once."""
-        if self._host is not engine or self._sweeper is None:
-            writer = engine.writer
+        if self._engine is not engine or self._sweeper is None:
             if has_other_keys(base, stores):
                 raise ConfigError(
-                    "The changelog has keys that belong to no store of this task.", path=writer.root,
+                    "The changelog has keys that belong to no store of this task.", path=engine.root,
                     expected=f"keys of {', '.join(stores)}", found="others as well",
                     remedy="a store that was renamed keeps its old name in the changelog: name it so again. "
                     "One that is not wanted any more is named until the task has deleted what is in it",
                 )  # fmt: skip
             ttls = {prefix_of(n): store.ttl_ms for n, store in stores.items() if store.ttl_ms is not None}
-            self._sweeper, self._host = Sweeper(writer.files, writer.root, ttls), engine
+            self._sweeper, self._engine = Sweeper(engine.files, engine.root, ttls), engine
         return self._sweeper
 
 

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.engine import Engine
-from keyfold.checkpoints.log import ingest
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.sink.arrow_batches import arrow_batches
@@ -109,21 +108,17 @@ class TaskSink(ForeachBatch):
 
     def _deliver(self, df: DataFrame, delivery: IncomingBatch) -> None:
         log = self._opened(None)
-        engine, writer = log.engine, log.engine.writer
+        engine = log.engine
         with engine.transactions:
             if not self._intake.admits(df.sparkSession, log, delivery):
                 self._pass_over(df, log, delivery)
                 return
             engine.wait_for_room()
-            syncing = writer.pool.submit(delivery.sync)
+            syncing = engine.submit(delivery.sync)
             ran = self._run(engine, df)
-            batches = ingest.normalize(ran.changes, writer.clock_ms())
-            parts = ingest.partition_blocks(batches, log.partitions, log.config.codec, writer.pool)
+            parts = engine.blocks_of(ran.changes)
             syncing.result()
-            with writer.exclusive:
-                if self._intake.admits(df.sparkSession, log, delivery):
-                    self._commit_to(log, delivery, parts)
-                    ran.committed()
+            self._commit(df.sparkSession, log, delivery, parts, then=ran.committed, takes_turn=False)
 
     def _run(self, engine: Engine, df: DataFrame) -> TaskResult:
         if self._runner is not None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from keyfold.checkpoints.log.tabular import Tabular, table_of
-from keyfold.checkpoints.log.writer import BlockFactory
+from keyfold.checkpoints.log.writer import BlockFactory, Writer
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keys.partitioner import partitions_of
 from keyfold.statestore.schema.columns import Columns
@@ -34,6 +34,7 @@ from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 __all__ = [
     "Tabular",
     "assign_offsets",
+    "blocks_of",
     "digest",
     "given_timestamps",
     "normalize",
@@ -174,6 +175,12 @@ def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
     if data is None:
         return offsets, memoryview(b"")
     return offsets, memoryview(data)[int(offsets[0]) : int(offsets[-1])]
+
+
+def blocks_of(writer: Writer, batches: Sequence[pa.RecordBatch]) -> dict[int, BlockFactory]:
+    """What `normalize` has given, as `Writer.commit` takes it."""
+    identity = writer.identity
+    return partition_blocks(batches, identity.partitions, identity.config.codec, writer.pool)
 
 
 def partition_blocks(

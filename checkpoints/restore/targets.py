@@ -153,12 +153,11 @@ def _remove_unfinished(files: Files, directory: Path) -> None:
 
 
 def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterable[Commit]) -> None:
-    count, codec = writer.identity.partitions, writer.identity.config.codec
     # Also for an empty state: the apps have committed more than this changelog holds.
     writer.commit({}, Batch(COPIED_APP, 0))
     for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES), 1):
         rows = ingest.normalize(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
-        writer.commit(ingest.partition_blocks(rows, count, codec, writer.pool), Batch(COPIED_APP, number))
+        writer.commit(ingest.blocks_of(writer, rows), Batch(COPIED_APP, number))
     for app in sorted(apps, key=lambda c: c.number):
         if app.app != COPIED_APP:
             writer.commit({}, Batch(app.app, app.batch, app.query, app.source, app.digest))

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.engine import Engine
 from keyfold.checkpoints.log.recovery import View
-from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.idempotence import checked_app
 from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.manifest.resolve import resolve_ends
@@ -57,12 +57,11 @@ def resume(path: AnyPath, app_id: str, *, checkpoint: AnyPath | None = None, fil
             return _resumed_again(files, root, identity, pin)
         pin.check_not_begun()
     with Changelog.open(root, files=files) as log:
-        writer = log.engine.writer
-        with writer.exclusive:
-            last = _last_commit(writer, app_id)
+        with log.engine.exclusive:
+            last = _last_commit(log.engine, app_id)
             # Others may have committed since, and a pass may have folded across this commit.
-            resolve_ends(writer.state, writer.root, (app_id, last.batch))
-            anchor = _pinned(writer, app_id, last)
+            resolve_ends(log.state, log.path, (app_id, last.batch))
+            anchor = log.engine.pin_for_resume(last)
     if pin is not None:
         pin.write(last)
     state = restore(root, at=anchor, files=files)
@@ -100,9 +99,8 @@ def _resumed_again(files: Files, root: Path, identity: ChangelogMeta, pin: Query
     if pin.is_seeded():
         return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, True, files, None)
     with Changelog.open(root, files=files) as log:
-        writer = log.engine.writer
-        with writer.exclusive:
-            last = _last_commit(writer, commit.app)
+        with log.engine.exclusive:
+            last = _last_commit(log.engine, commit.app)
             if last.number != commit.number and last.query != pin.query():
                 raise NotResumable(
                     f"The app {commit.app!r} has committed with another query after this "
@@ -111,43 +109,21 @@ def _resumed_again(files: Files, root: Path, identity: ChangelogMeta, pin: Query
                     found=f"commit {last.number} of query {last.query}",
                     remedy="delete the checkpoint, and resume again",
                 )  # fmt: skip
-            resolve_ends(writer.state, writer.root, commit.number)
-            anchor = _pinned(writer, commit.app, commit)
+            resolve_ends(log.state, log.path, commit.number)
+            anchor = log.engine.pin_for_resume(commit)
     state = restore(root, at=anchor, files=files)
     return Resumed(commit, root, identity.uuid, identity.columns, pin.checkpoint, False, files, state)
 
 
-def _last_commit(writer: Writer, app_id: str) -> Commit:
-    last = writer.state.apps.get(app_id)
+def _last_commit(engine: Engine, app_id: str) -> Commit:
+    last = engine.state.apps.get(app_id)
     if last is None:
         raise NotResumable(
-            f"The app {app_id!r} has not committed anything here.", path=writer.root,
-            expected=f"one of {', '.join(sorted(writer.state.apps)) or '(no app has)'}", found=repr(app_id),
+            f"The app {app_id!r} has not committed anything here.", path=engine.root,
+            expected=f"one of {', '.join(sorted(engine.state.apps)) or '(no app has)'}", found=repr(app_id),
             remedy="correct app_id, or start the query without resuming",
         )  # fmt: skip
     return last
-
-
-def _pinned(writer: Writer, app_id: str, commit: Commit) -> str:
-    """The name of the anchor that pins `commit` for its app. It is created if it does not exist.
-
-    The anchor before it is kept: the query that was started from it may still be at its first batch. Older
-    ones are dropped.
-    """
-    name = anchor_name(app_id, commit.number)
-    own = sorted((a for a in writer.state.anchors.values() if a.app == app_id), key=lambda a: a.commit)
-    if not any(a.name == name for a in own):
-        ends = list(commit.ends)
-        line = {"t": "anchor", "name": name, "commit": commit.number, "ends": ends, "app": app_id}
-        writer.write_line(line)
-        for anchor in [a for a in own if a.commit < commit.number][:-1]:
-            writer.write_line({"t": "unanchor", "name": anchor.name})
-    return name
-
-
-def anchor_name(app_id: str, commit: int) -> str:
-    """The anchor that pins an app's commit while the app is being resumed."""
-    return f"resume:{app_id}:{commit}"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("streaming",),
 )
 FOLDERS_WITH_SPARK = ("sink", "streaming")
+#: The only room above the log that knows its writer.
+ENGINE = "checkpoints.engine"
 FUNCTION_LINES_MAX = 70
 
 
@@ -180,6 +182,15 @@ def helpless_errors(tree: ast.Module) -> Iterator[str]:
             continue
         if not {k.arg for k in node.keywords} & {"remedy", None}:
             yield f"{node.lineno}: {dotted(node.func)} without remedy"
+
+
+def reaches_through_the_door(tree: ast.Module) -> Iterator[str]:
+    """Uses of the engine's writer: what is above the engine commits by `Engine.commit`, which takes the turn
+    and asks whether the batch is new, and uses the engine's own methods for the rest.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "writer":
+            yield f"{node.lineno}: use of {dotted(node)}"
 
 
 def long_functions(tree: ast.Module) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +31,7 @@ def deliver(
         if idempotence.appended(log.state, APP, batch_id, "") is not None:
             return None
         ran = runner.run(engine, batches)
-        commit = engine.append(ran.changes, APP, batch_id, nullcontext())
+        commit = engine.append(ran.changes, APP, batch_id, takes_turn=False)
         ran.committed()
         return commit
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.rules import (
+    ENGINE,
     FLOORS,
     FOLDERS,
     Rule,
@@ -22,6 +23,7 @@ from support.rules import (
     code_from_data,
     helpless_errors,
     long_functions,
+    reaches_through_the_door,
     room_of,
     touched_files,
     wrong_directions,
@@ -137,6 +139,25 @@ def test_every_error_says_what_to_do(path: Path) -> None:
     assert list(helpless_errors(tree_of(path))) == []
 
 
+def _above_the_engine(path: Path) -> bool:
+    (height,) = (n for n, floor in enumerate(FLOORS) if ENGINE in floor)
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return room_of(module) in {room for floor in FLOORS[height + 1 :] for room in floor}
+
+
+ABOVE_THE_ENGINE = [path for path in PRODUCT if _above_the_engine(path)]
+
+
+@pytest.mark.parametrize("path", ABOVE_THE_ENGINE, ids=_ids)
+def test_there_is_one_door_to_the_writer(path: Path) -> None:
+    assert list(reaches_through_the_door(tree_of(path))) == []
+
+
+def test_sinks_and_streams_are_above_the_engine() -> None:
+    above = {name_of(path).split("/")[0] for path in ABOVE_THE_ENGINE}
+    assert above == {"checkpoints", "sink", "streaming"}
+
+
 @pytest.mark.parametrize("path", EVERYTHING, ids=_ids)
 def test_functions_fit_on_a_screen(path: Path) -> None:
     assert list(long_functions(tree_of(path))) == []
@@ -250,6 +271,8 @@ def _in_checkpoints(tree: ast.Module) -> Iterator[str]:
         (code_from_data, "from rocksdict import Rdict\nRdict('path')"),
         (helpless_errors, "raise errors.Damaged('x', path=p, found=1)"),
         (helpless_errors, "def f():\n    return ConfigError('x')"),
+        (reaches_through_the_door, "with log.engine.writer.exclusive:\n    pass"),
+        (reaches_through_the_door, "def f(engine):\n    return engine.writer"),
         (long_functions, "def f():\n" + "    x = 1\n" * 70),
     ],
 )
@@ -271,6 +294,10 @@ def test_a_rule_sees_what_breaks_it(rule: Rule, text: str) -> None:
         (code_from_data, "from rocksdict import Options, Rdict\nRdict(a, options=Options(raw_mode=True))"),
         (code_from_data, "Options()\nre.compile('a')"),
         (helpless_errors, "raise Damaged('x', remedy='y')\nraise Damaged('x', **fields)\nKeyError('x')"),
+        (
+            reaches_through_the_door,
+            "from a.writer import b\nlog.engine.commit(parts, admit)\nwriter.commit()",
+        ),
         (long_functions, "def f():\n" + "    x = 1\n" * 69),
     ],
 )
