@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.entries import AnchorEntry, UnanchorEntry
 from keyfold.checkpoints.manifest.resolve import At, resolve_commit
 from keyfold.checkpoints.manifest.state import Anchor, Commit
 from keyfold.statestore import arguments
@@ -46,7 +47,7 @@ def drop_anchor(writer: Writer, name: str) -> Anchor:
                 expected=", ".join(sorted(writer.state.anchors)) or "an anchor (none is set)",
                 found=repr(name), remedy="name an anchor that exists",
             )  # fmt: skip
-        writer.write_line({"t": "unanchor", "name": name})
+        writer.write_line(UnanchorEntry(name))
         return anchor
 
 
@@ -64,7 +65,7 @@ def pin_for_resume(writer: Writer, commit: Commit) -> str:
         if not any(a.name == name for a in own):
             _write(writer, name, commit, commit.app)
             for anchor in [a for a in own if a.commit < commit.number][:-1]:
-                writer.write_line({"t": "unanchor", "name": anchor.name})
+                writer.write_line(UnanchorEntry(anchor.name))
     return name
 
 
@@ -74,8 +75,7 @@ def resume_anchor(app_id: str, commit: int) -> str:
 
 
 def _write(writer: Writer, name: str, commit: Commit, app: str) -> None:
-    ends = list(commit.ends)
-    writer.write_line({"t": "anchor", "name": name, "commit": commit.number, "ends": ends, "app": app})
+    writer.write_line(AnchorEntry(Anchor(name, commit.number, commit.ends, app)))
 
 
 def _check_name(name: str) -> None:

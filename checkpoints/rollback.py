@@ -13,8 +13,8 @@ from dataclasses import replace
 from keyfold.checkpoints.cleaner.manager import CleanerManager
 from keyfold.checkpoints.log.rewrite import discard_segments, rewrite_segments
 from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.entries import RollbackEntry
 from keyfold.checkpoints.manifest.resolve import At, resolve_commit
-from keyfold.checkpoints.manifest.segment_lines import segment_line
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, StorageFailed
@@ -48,12 +48,11 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
                 ) from e  # fmt: skip
             raise
         swapped = {
-            str(number): {"out": [s.name for s in out], "in": [segment_line(s) for s in added]}
+            number: (tuple(s.name for s in out), tuple(added))
             for number, (out, added) in parts.items()
             if out
         }
-        ends = list(commit.ends)
-        writer.write_line({"t": "rollback", "commit": commit.number, "ends": ends, "parts": swapped})
+        writer.write_line(RollbackEntry(commit.number, commit.ends, swapped))
         for number, (out, _) in parts.items():
             writer.garbage.add_segments(writer.state.n, number, out)
     writer.garbage.collect()

@@ -28,8 +28,8 @@ from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compacted
 from keyfold.checkpoints.log.rewrite import Pace, discard_segments, rewrite_segments
 from keyfold.checkpoints.log.spill import KeySpill
 from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.entries import SwapEntry
 from keyfold.checkpoints.manifest.partition import PartitionState
-from keyfold.checkpoints.manifest.segment_lines import segment_line
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import StorageFailed, ViewExpired
 from keyfold.statestore.segment.block import RECORD_SCHEMA
@@ -325,20 +325,19 @@ class CleanPass:
             # From here on the line may be in the journal even if writing it fails, and names these files.
             self._made.clear()
             writer.write_line(
-                {
-                    "t": "swap",
-                    "partition": self._number,
-                    "out": [s.name for s in out],
-                    "in": [segment_line(s) for s in added or ()],
-                    "clean_end": after.clean_end,
-                    "unique_end": after.unique_end,
-                    "passes": [[x.clean_end, x.time_ms] for x in after.passes],
-                    "splits": list(after.splits),
-                    "swept_end": after.swept_end,
-                    "dropped_tombstones": list(after.dropped_tombstones),
+                SwapEntry(
+                    partition=self._number,
+                    out=tuple(s.name for s in out),
+                    added=tuple(added or ()),
+                    clean_end=after.clean_end,
+                    unique_end=after.unique_end,
+                    passes=after.passes,
+                    splits=after.splits,
+                    swept_end=after.swept_end,
+                    dropped_tombstones=after.dropped_tombstones,
                     # Perhaps an earlier line dropped it: the fold is a batch ahead.
-                    "drops": counts.tombstones_dropped > 0,
-                }
+                    drops=counts.tombstones_dropped > 0,
+                )
             )
             self._expected = after
             self._replaced.update(s.name for s in out)

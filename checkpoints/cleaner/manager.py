@@ -17,6 +17,7 @@ from keyfold.checkpoints.cleaner.clean_pass import Aborted, PassStatistics, clea
 from keyfold.checkpoints.cleaner.log_to_clean import LogToClean, cleanable, find_log_to_clean
 from keyfold.checkpoints.cleaner.throttle import Throttle
 from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.entries import UncleanableEntry
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed
@@ -175,7 +176,7 @@ class CleanerManager:
                     break
                 done.append(one)
             if self._writer.state.partitions[number].uncleanable:
-                self._writer.write_line({"t": "uncleanable", "partition": number, "reason": ""})
+                self._writer.write_line(UncleanableEntry(number, ""))
             return done
         finally:
             self._release(number)
@@ -227,7 +228,7 @@ class CleanerManager:
             root, number, times, what,
         )  # fmt: skip
         try:
-            self._writer.write_line({"t": "uncleanable", "partition": number, "reason": what})
+            self._writer.write_line(UncleanableEntry(number, what))
         except KeyfoldError as e:
             log.error("changelog %s: cannot record that partition %d is uncleanable: %s", root, number, e)
 

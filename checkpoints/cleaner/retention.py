@@ -5,6 +5,7 @@ oldest first.
 from __future__ import annotations
 
 from keyfold.checkpoints.log.writer import Writer
+from keyfold.checkpoints.manifest.entries import DeleteEntry
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.statestore.segment.writer import Segment
 
@@ -24,9 +25,7 @@ def apply_retention(writer: Writer) -> int:
             out = _expired(writer, number, writer.state.partitions[number])
             if not out:
                 continue
-            writer.write_line(
-                {"t": "delete", "partition": number, "out": [s.name for s in out], "start": out[-1].next}
-            )
+            writer.write_line(DeleteEntry(number, tuple(s.name for s in out), out[-1].next))
             writer.garbage.add_segments(writer.state.n, number, out)
             dropped += len(out)
     writer.garbage.collect()

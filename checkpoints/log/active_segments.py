@@ -16,7 +16,7 @@ from keyfold.checkpoints.log.descriptors import is_too_many, too_many_files
 from keyfold.checkpoints.log.ownership import Ownership
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
-from keyfold.checkpoints.manifest.segment_lines import Line, piece_line
+from keyfold.checkpoints.manifest.segment_lines import Growth
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
 from keyfold.statestore.files import Files
@@ -81,7 +81,7 @@ class ActiveSegments:
         directory = filenames.partition(writer.root, partition)
         return SegmentWriter(writer.files, directory, name, base, writer.clock_ms())
 
-    def append(self, parts: Mapping[int, BlockFactory]) -> dict[int, list[Line]]:
+    def append(self, parts: Mapping[int, BlockFactory]) -> dict[int, list[Growth]]:
         """Append blocks to the active segments and sync them. Returns what the commit line says of each
         partition.
 
@@ -117,19 +117,19 @@ class ActiveSegments:
                     writer.files.make_directory(directory, below=writer.root)
             writer.files.sync_directory(writer.root)
 
-    def _append(self, partition: int, blocks: BlockFactory) -> list[Line]:
+    def _append(self, partition: int, blocks: BlockFactory) -> list[Growth]:
         p = self._writer.state.partitions[partition]
         # Only the last segment can be active.
         named = p.segments[-1].name if p.segments else ""
         active = self._active.get(partition)
         current = p.segments[-1] if active is not None else None
-        pieces: list[Line] = []
+        pieces: list[Growth] = []
         next_offset = p.end
         grown = new_file = False
         for block in blocks(next_offset):
             if active is not None and current is not None and self._is_full(current):
                 self._writer.ownership.check_place(NOTHING_COMMITTED)
-                pieces.append(piece_line(active.seal(current), begun=current.name != named))
+                pieces.append(Growth.of(active.seal(current), begun=current.name != named))
                 active = None
                 new_file = True
             if active is None:
@@ -140,7 +140,7 @@ class ActiveSegments:
             grown = True
         if grown and active is not None and current is not None:
             active.sync()
-            pieces.append(piece_line(current, begun=current.name != named))
+            pieces.append(Growth.of(current, begun=current.name != named))
         if new_file:
             self._writer.files.sync_directory(filenames.partition(self._writer.root, partition))
         return pieces
@@ -158,7 +158,7 @@ class ActiveSegments:
 
     # -- sealing -----------------------------------------------------------------------------------
 
-    def seal(self, partitions: Iterable[int]) -> dict[int, Line]:
+    def seal(self, partitions: Iterable[int]) -> dict[int, Growth]:
         """Seal the segments of these partitions. Returns what the manifest line says of each. After an error
         (as for `append`) they are not appended to any more; their bytes up to the last mark stay valid.
         """
@@ -173,11 +173,11 @@ class ActiveSegments:
             for partition in chosen:
                 self._active.pop(partition).close()
 
-    def _seal(self, partition: int) -> Line:
+    def _seal(self, partition: int) -> Growth:
         self._writer.ownership.check_place()
         sealed = self._active[partition].seal(self._writer.state.partitions[partition].segments[-1])
         self._writer.files.sync_directory(filenames.partition(self._writer.root, partition))
-        return piece_line(sealed, begun=False)
+        return Growth.of(sealed, begun=False)
 
     def _abandon(self, parts: Iterable[int]) -> None:
         """Drop the uncommitted bytes of a batch. Its segments are not appended to any more."""

@@ -20,10 +20,9 @@ from keyfold.checkpoints.log.active_segments import NOTHING_COMMITTED, ActiveSeg
 from keyfold.checkpoints.log.descriptors import Reserve
 from keyfold.checkpoints.log.ownership import Ownership, remove_journals_below
 from keyfold.checkpoints.log.reader_marks import Garbage
-from keyfold.checkpoints.manifest import state as states
+from keyfold.checkpoints.manifest.entries import CommitEntry, Entry, SealEntry, line_of
 from keyfold.checkpoints.manifest.identity import ChangelogMeta, replace_identity
 from keyfold.checkpoints.manifest.journal import JournalWriter, begin_journal
-from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import StorageFailed, WriterFenced
@@ -157,36 +156,26 @@ class Writer:
             with self._active.too_many_files(NOTHING_COMMITTED):
                 self._reserve.fill()
             pieces = self._active.append(parts)
-            line: Line = {
-                "n": self.state.n + 1,
-                "t": "commit",
-                "commit": self.state.next_commit,
-                "time": self.clock_ms(),
-                "app": batch.app,
-                "query": batch.query,
-                "batch": batch.batch,
-                "source": list(batch.source),
-                "digest": batch.digest,
-                "parts": {str(p): lines for p, lines in sorted(pieces.items()) if lines},
-            }
-            if batch.unanchor:
-                line["unanchor"] = list(batch.unanchor)
-            if len(self.state.commits) >= self._prune_at:
-                line["keep"] = self.identity.config.commits_retained
+            prunes = len(self.state.commits) >= self._prune_at
+            entry = CommitEntry(
+                self.state.next_commit, self.clock_ms(), batch.app, batch.query, batch.batch, batch.source,
+                batch.digest, {p: grown for p, grown in sorted(pieces.items()) if grown}, batch.unanchor,
+                keep=self.identity.config.commits_retained if prunes else None,
+            )  # fmt: skip
             with self._reserve.released():
-                self._acknowledge(line)
-                if "keep" in line:
+                self._acknowledge(entry)
+                if prunes:
                     self._prune_at = self._next_pruning()
                 commit = self.state.commits[-1]
                 self._roll_if_long()
         return commit
 
-    def write_line(self, line: Line) -> None:
-        """Write one manifest line other than a commit. Its `n` is filled in."""
+    def write_line(self, entry: Entry) -> None:
+        """Write one manifest line other than a commit."""
         with self.exclusive:
             self.ownership.check_usable()
             with self._reserved("nothing was changed"):
-                self._acknowledge({"n": self.state.n + 1, **line})
+                self._acknowledge(entry)
                 self._roll_if_long()
 
     def new_segment(self, partition: int, base: int) -> SegmentWriter:
@@ -223,9 +212,10 @@ class Writer:
 
     # -- the manifest --------------------------------------------------------------------------------
 
-    def _acknowledge(self, line: Line) -> None:
-        after = states.apply(self.state, line)
-        done = "batch was committed" if line["t"] == "commit" else "change was applied"
+    def _acknowledge(self, entry: Entry) -> None:
+        after = self.state.apply(entry)
+        line = line_of(after.n, entry)
+        done = "batch was committed" if isinstance(entry, CommitEntry) else "change was applied"
         unknown = f"whether this {done} is unknown: its manifest line may be durable"
         nothing = f"nothing of this {done}"
         own = self.ownership
@@ -243,7 +233,7 @@ class Writer:
         self.state = after
         try:
             with contextlib.suppress(StorageFailed), own.failures("the head of the manifest"):
-                self._journal.publish(line["n"])
+                self._journal.publish(after.n)
         except BaseException:
             own.fence("the head of the manifest may be incomplete")
             raise
@@ -260,10 +250,9 @@ class Writer:
         if partitions:
             with self._active.too_many_files("nothing was sealed"):
                 self._reserve.fill()
-            lines = self._active.seal(partitions)
-            parts = {str(p): [line] for p, line in lines.items()}
+            sealed = self._active.seal(partitions)
             with self._reserve.released():
-                self._acknowledge({"n": self.state.n + 1, "t": "seal", "parts": parts})
+                self._acknowledge(SealEntry({p: (one,) for p, one in sealed.items()}))
 
     @contextlib.contextmanager
     def _reserved(self, outcome: str) -> Iterator[None]:

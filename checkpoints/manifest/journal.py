@@ -25,10 +25,10 @@ from typing import Final
 
 from crc32c import crc32c
 
-from keyfold.checkpoints.manifest import state as states
+from keyfold.checkpoints.manifest.entries import CheckpointEntry, apply_line
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.segment_lines import Line
-from keyfold.checkpoints.manifest.state import State
+from keyfold.checkpoints.manifest.state import State, pruned
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import Damaged, FormatTooNew
 from keyfold.statestore.files import Files, OpenFile
@@ -161,14 +161,14 @@ def begin_journal(
             published.
         only: no further line follows, as in a snapshot.
     """
-    state = states.pruned(state, identity.config.commits_retained)
-    line = states.checkpoint(state, epoch, identity.uuid)
-    journal.append(line)
+    kept = pruned(state, identity.config.commits_retained)
+    state = replace(kept, n=kept.n + 1, epoch=epoch)
+    journal.append(CheckpointEntry(state, identity.uuid).to_line())
     if only:
         journal.end()
     prove()
-    journal.publish(line["n"])
-    return replace(state, n=line["n"], epoch=epoch)
+    journal.publish(state.n)
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Load
         if line is None:
             break
         try:
-            state = _first(line, path, identity) if state is None else states.apply(state, line)
+            state = _first(line, path, identity) if state is None else apply_line(state, line)
         except (KeyError, ValueError, TypeError, IndexError) as e:
             raise Damaged(
                 "A manifest line has a valid checksum but invalid content.", path=path,
@@ -280,7 +280,7 @@ def _first(line: Line, path: Path, identity: str) -> State:
             "A manifest journal belongs to another changelog.", path=path, position="line 1",
             expected=identity, found=line.get("changelog"), remedy="put the journals of this changelog back",
         )  # fmt: skip
-    return states.from_checkpoint(line)
+    return CheckpointEntry.from_line(line).state
 
 
 def _damaged_line(path: Path, position: int) -> Damaged:

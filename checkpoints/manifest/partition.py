@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from keyfold.checkpoints.manifest.segment_lines import Line, segment_from, segment_line
 from keyfold.statestore.segment.writer import Segment
@@ -94,25 +95,6 @@ class PartitionState:
 
     # -- what a line makes of it -----------------------------------------------------------------------------
 
-    def folded(self, line: Line, n: int) -> PartitionState:
-        """After `swap` line number `n`. Raises `ValueError` if it removes segments that do not exist."""
-        out = set(line["out"])
-        if not out <= {s.name for s in self.segments}:
-            raise ValueError("a swap removes segments that do not exist")
-        rest = (s for s in self.segments if s.name not in out)
-        added = map(segment_from, line["in"])
-        return replace(
-            self,
-            segments=tuple(sorted((*added, *rest), key=lambda s: (s.base, s.next))),
-            clean_end=line["clean_end"],
-            unique_end=line["unique_end"],
-            passes=tuple(CleanMark(*x) for x in line["passes"]),
-            splits=tuple(line["splits"]),
-            swept_end=line.get("swept_end", 0),
-            dropped_tombstones=_dropped_from(line),
-            dropped_at=n if line.get("drops", True) else self.dropped_at,
-        )
-
     def retained(self, start: int, out: set[str]) -> PartitionState:
         """Without the segments `out`: the log begins at `start`. States are folds from there on, so the
         invariants remain true. A tombstone that a record below kept may be dropped now.
@@ -164,6 +146,32 @@ class PartitionState:
         """The highest offset below `to` of a dropped tombstone, -1 for none."""
         return max((x for x in self.dropped_tombstones if to is None or x < to), default=-1)
 
+    # -- as JSON ---------------------------------------------------------------------------------------------
+
+    def to_json(self, marks: int) -> Line:
+        """As a checkpoint has it. Args: marks: at most so many of each segment without index."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            **cleaned_line(self),
+            "dropped_at": self.dropped_at,
+            "cuts": list(self.cuts),
+            "uncleanable": self.uncleanable,
+            "segments": [segment_line(s, marks) for s in self.segments],
+        }
+
+    @classmethod
+    def from_json(cls, line: Line) -> PartitionState:
+        return cls(
+            segments=tuple(segment_from(s) for s in line["segments"]),
+            start=line["start"],
+            end=line["end"],
+            **cleaned_from(line),
+            dropped_at=line["dropped_at"],
+            cuts=tuple(line["cuts"]),
+            uncleanable=line["uncleanable"],
+        )
+
 
 def highest_between(splits: Iterable[int], offsets: Iterable[int]) -> tuple[int, ...]:
     """The highest of `offsets` between each two neighbouring splits, ascending."""
@@ -171,43 +179,41 @@ def highest_between(splits: Iterable[int], offsets: Iterable[int]) -> tuple[int,
     return tuple(sorted({bisect_right(ends, x): x for x in sorted(offsets)}.values()))
 
 
-def partition_line(p: PartitionState, marks: int) -> Line:
+class Cleaned(Protocol):
+    """How far a partition is clean. The same in a swap and in a checkpoint."""
+
+    @property
+    def clean_end(self) -> int: ...
+    @property
+    def unique_end(self) -> int: ...
+    @property
+    def passes(self) -> tuple[CleanMark, ...]: ...
+    @property
+    def splits(self) -> tuple[int, ...]: ...
+    @property
+    def swept_end(self) -> int: ...
+    @property
+    def dropped_tombstones(self) -> tuple[int, ...]: ...
+
+
+def cleaned_line(of: Cleaned) -> Line:
+    """How far a partition is clean, as swaps and checkpoints say it."""
     return {
-        "start": p.start,
-        "end": p.end,
-        "clean_end": p.clean_end,
-        "unique_end": p.unique_end,
-        "passes": [[x.clean_end, x.time_ms] for x in p.passes],
-        "splits": list(p.splits),
-        "swept_end": p.swept_end,
-        "dropped_tombstones": list(p.dropped_tombstones),
-        "dropped_at": p.dropped_at,
-        "cuts": list(p.cuts),
-        "uncleanable": p.uncleanable,
-        "segments": [segment_line(s, marks) for s in p.segments],
+        "clean_end": of.clean_end,
+        "unique_end": of.unique_end,
+        "passes": [[x.clean_end, x.time_ms] for x in of.passes],
+        "splits": list(of.splits),
+        "swept_end": of.swept_end,
+        "dropped_tombstones": list(of.dropped_tombstones),
     }
 
 
-def partition_from(line: Line) -> PartitionState:
-    return PartitionState(
-        segments=tuple(segment_from(s) for s in line["segments"]),
-        start=line["start"],
-        end=line["end"],
-        clean_end=line["clean_end"],
-        unique_end=line["unique_end"],
-        passes=tuple(CleanMark(*x) for x in line["passes"]),
-        splits=tuple(line["splits"]),
-        swept_end=line.get("swept_end", 0),
-        dropped_tombstones=_dropped_from(line),
-        dropped_at=line.get("dropped_at", 0),
-        cuts=tuple(line.get("cuts", ())),
-        uncleanable=line.get("uncleanable", ""),
-    )
-
-
-def _dropped_from(line: Line) -> tuple[int, ...]:
-    """Lines of an earlier form name only the highest offset, -1 for none."""
-    if "dropped_tombstones" in line:
-        return tuple(line["dropped_tombstones"])
-    highest: int = line["dropped_tombstone"]
-    return () if highest < 0 else (highest,)
+def cleaned_from(line: Line) -> dict[str, Any]:
+    return {
+        "clean_end": line["clean_end"],
+        "unique_end": line["unique_end"],
+        "passes": tuple(CleanMark(*x) for x in line["passes"]),
+        "splits": tuple(line["splits"]),
+        "swept_end": line["swept_end"],
+        "dropped_tombstones": tuple(line["dropped_tombstones"]),
+    }

@@ -1,34 +1,14 @@
-"""What the manifest says: an immutable `State`, and the pure function that one manifest line is.
-
-A line is a JSON object with its number `n` (dense for the changelog's life) and its kind `t`:
-
-- `checkpoint`: the whole state; the first line of every journal
-- `commit`: one micro-batch, whole, in all partitions
-- `seal`: active segments got their indexes
-- `swap`: one cleaner pass over one partition: files out, files in
-- `delete`: retention moved a log's start
-- `anchor`, `unanchor`: a commit must stay restorable, or need not any more
-- `rollback`: everything behind a commit is taken back
-- `uncleanable`: the cleaner has given up a partition, or, with an empty reason, has taken it back
-"""
+"""What the manifest says: an immutable `State`, to which one entry after the other is applied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Protocol
 
-from keyfold.checkpoints.manifest.partition import PartitionState, partition_from, partition_line
-from keyfold.checkpoints.manifest.segment_lines import Line, grown, segment_from
-from keyfold.statestore.segment.block import FORMAT_VERSION
+from keyfold.checkpoints.manifest.partition import PartitionState
+from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.statestore.segment.writer import Segment
-
-#: Names of segments that go, and what replaces them.
-Swapped: TypeAlias = tuple[set[str], tuple[Segment, ...]]
-
-#: Marks of the segments without index in a checkpoint: of all partitions, and of one segment at least.
-_MARKS_IN_ALL: Final = 1 << 14
-_MARKS_MIN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +37,27 @@ class Commit:
     alone: bool = False
     applied: bool = field(default=True, compare=False)
 
+    def to_json(self) -> Line:
+        return {
+            "commit": self.number,
+            "time": self.time_ms,
+            "app": self.app,
+            "query": self.query,
+            "batch": self.batch,
+            "source": list(self.source),
+            "digest": self.digest,
+            "ends": list(self.ends),
+            "until": self.until_ms,
+            "alone": self.alone,
+        }
+
+    @classmethod
+    def from_json(cls, line: Line) -> Commit:
+        return cls(
+            line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
+            line["digest"], tuple(line["ends"]), line["until"], line["alone"],
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
@@ -66,6 +67,20 @@ class Anchor:
     commit: int
     ends: tuple[int, ...]
     app: str = ""
+
+    def to_json(self) -> Line:
+        return {"name": self.name, "commit": self.commit, "ends": list(self.ends), "app": self.app}
+
+    @classmethod
+    def from_json(cls, line: Line) -> Anchor:
+        return cls(line["name"], line["commit"], tuple(line["ends"]), line["app"])
+
+
+class Entry(Protocol):
+    """A change of the state; the kinds are in `entries`."""
+
+    def applied(self, state: State) -> State:
+        """The state after it, with the number from before. Raises `ValueError` where it does not follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,10 @@ class State:
     apps: Mapping[str, Commit] = field(default_factory=dict)
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
     next_commit: int = 1
+
+    def apply(self, entry: Entry) -> State:
+        """The state after one more entry. Raises `KeyError`, `ValueError` or `IndexError` on nonsense."""
+        return replace(entry.applied(self), n=self.n + 1)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -115,67 +134,6 @@ def empty(partitions: int, epoch: int, n: int = 0) -> State:
     return State(n, epoch, tuple(PartitionState() for _ in range(partitions)))
 
 
-# -- one line --------------------------------------------------------------------------------------
-
-
-def apply(state: State, line: Line) -> State:
-    """The state behind one more line. Raises `KeyError`, `ValueError` or `TypeError` on nonsense."""
-    if line["n"] != state.n + 1:
-        raise ValueError(f"line {state.n + 1} was expected, this is line {line['n']}")
-    return _APPLY[line["t"]](replace(state, n=line["n"]), line)
-
-
-def _commit(state: State, line: Line) -> State:
-    if line["commit"] != state.next_commit:
-        raise ValueError(f"commit {state.next_commit} was expected, this is commit {line['commit']}")
-    after = _seal(state, line)
-    commit = Commit(
-        line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
-        line["digest"], after.ends,
-    )  # fmt: skip
-    after = replace(
-        after,
-        commits=(*state.commits, commit),
-        apps={**state.apps, commit.app: commit},
-        next_commit=commit.number + 1,
-    )
-    for name in line.get("unanchor", ()):
-        after = _unanchor(after, {"name": name})
-    return pruned(after, line["keep"]) if "keep" in line else after
-
-
-def _seal(state: State, line: Line) -> State:
-    """Take in `parts`: per partition the segments that grew, began or were sealed, each as it is now."""
-    partitions = list(state.partitions)
-    for key, pieces in line["parts"].items():
-        p = partitions[int(key)]
-        segments = list(p.segments)
-        for piece in pieces:
-            before = segments.pop() if segments and segments[-1].name == piece["file"] else None
-            segments.append(grown(before, piece))
-        partitions[int(key)] = replace(p, segments=tuple(segments), end=segments[-1].next)
-    return replace(state, partitions=tuple(partitions))
-
-
-def _swap(state: State, line: Line) -> State:
-    p = state.partitions[line["partition"]]
-    return _with_partition(state, line["partition"], p.folded(line, state.n))
-
-
-def _delete(state: State, line: Line) -> State:
-    p = state.partitions[line["partition"]]
-    return _with_partition(state, line["partition"], p.retained(line["start"], set(line["out"])))
-
-
-def _rollback(state: State, line: Line) -> State:
-    ends, parts = tuple(line["ends"]), {}
-    for number, part in line["parts"].items():
-        parts[int(number)] = set(part["out"]), tuple(segment_from(s) for s in part["in"])
-    cut = truncated(state, line["commit"], ends, parts)
-    pairs = zip(cut.partitions, ends, strict=True)
-    return replace(cut, partitions=tuple(replace(p, cuts=(*p.cuts, end)) for p, end in pairs))
-
-
 def truncated(
     state: State,
     commit: int,
@@ -198,38 +156,6 @@ def truncated(
         apps={c.app: c for c in commits},
         anchors={k: a for k, a in state.anchors.items() if a.commit <= commit},
     )
-
-
-def _uncleanable(state: State, line: Line) -> State:
-    number = line["partition"]
-    return _with_partition(state, number, replace(state.partitions[number], uncleanable=line["reason"]))
-
-
-def _anchor(state: State, line: Line) -> State:
-    anchor = Anchor(line["name"], line["commit"], tuple(line["ends"]), line["app"])
-    return replace(state, anchors={**state.anchors, anchor.name: anchor})
-
-
-def _unanchor(state: State, line: Line) -> State:
-    return replace(state, anchors={k: v for k, v in state.anchors.items() if k != line["name"]})
-
-
-_APPLY: dict[str, Callable[[State, Line], State]] = {
-    "commit": _commit,
-    "seal": _seal,
-    "swap": _swap,
-    "delete": _delete,
-    "anchor": _anchor,
-    "unanchor": _unanchor,
-    "rollback": _rollback,
-    "uncleanable": _uncleanable,
-}
-
-
-def _with_partition(state: State, number: int, partition: PartitionState) -> State:
-    partitions = list(state.partitions)
-    partitions[number] = partition
-    return replace(state, partitions=tuple(partitions))
 
 
 def pruned(state: State, keep: int) -> State:
@@ -260,66 +186,3 @@ def pruned(state: State, keep: int) -> State:
             times = (kept[-1].until_ms, c.time_ms, c.until_ms)
             kept[-1] = replace(kept[-1], until_ms=min(t for t in times if t >= 0))
     return replace(state, commits=tuple(kept))
-
-
-# -- the whole state as a line, and back -----------------------------------------------------------
-
-
-def checkpoint(state: State, epoch: int, identity: str) -> Line:
-    """The line that begins the journal of `epoch`; it is line `state.n + 1` and changes nothing."""
-    marks = max(_MARKS_MIN, _MARKS_IN_ALL // len(state.partitions))
-    return {
-        "n": state.n + 1,
-        "t": "checkpoint",
-        "magic": "keyfold journal",
-        "version": FORMAT_VERSION,
-        "changelog": identity,
-        "epoch": epoch,
-        "next_commit": state.next_commit,
-        "partitions": [partition_line(p, marks) for p in state.partitions],
-        "commits": [_commit_line(c) for c in state.commits],
-        "apps": {name: _commit_line(c) for name, c in state.apps.items()},
-        "anchors": [
-            {"name": a.name, "commit": a.commit, "ends": list(a.ends), "app": a.app}
-            for a in state.anchors.values()
-        ],
-    }
-
-
-def from_checkpoint(line: Line) -> State:
-    """The state that a checkpoint line holds. Raises `KeyError`, `ValueError` or `TypeError` on nonsense."""
-    if line["t"] != "checkpoint" or line["magic"] != "keyfold journal":
-        raise ValueError("the first line of a journal is a checkpoint")
-    return State(
-        n=line["n"],
-        epoch=line["epoch"],
-        partitions=tuple(partition_from(p) for p in line["partitions"]),
-        commits=tuple(_commit_from(c) for c in line["commits"]),
-        apps={name: _commit_from(c) for name, c in line["apps"].items()},
-        anchors={
-            a["name"]: Anchor(a["name"], a["commit"], tuple(a["ends"]), a["app"]) for a in line["anchors"]
-        },
-        next_commit=line["next_commit"],
-    )
-
-
-def _commit_line(c: Commit) -> Line:
-    return {
-        "commit": c.number,
-        "time": c.time_ms,
-        "app": c.app,
-        "query": c.query,
-        "batch": c.batch,
-        "source": list(c.source),
-        "digest": c.digest,
-        "ends": list(c.ends),
-        "until": c.until_ms,
-        "alone": c.alone,
-    }
-
-
-def _commit_from(line: Line) -> Commit:
-    return Commit(
-        line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
-        line["digest"], tuple(line["ends"]), line.get("until", -1), line.get("alone", False),
-    )  # fmt: skip

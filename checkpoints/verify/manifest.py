@@ -15,7 +15,7 @@ from typing import Final
 from crc32c import crc32c
 
 from keyfold.checkpoints.log.ownership import journal_epochs
-from keyfold.checkpoints.manifest import state as states
+from keyfold.checkpoints.manifest.entries import CheckpointEntry, apply_line
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.journal import Head, decode_line
 from keyfold.checkpoints.manifest.partition import PartitionState
@@ -264,7 +264,7 @@ def _apply(
     where = f"line {place.number}, byte {place.start}"
     try:
         if manifest.state is not None:
-            manifest.state = states.apply(manifest.state, line)
+            manifest.state = apply_line(manifest.state, line)
             return True
         if line.get("version", 0) > FORMAT_VERSION:
             raise FormatTooNew(
@@ -272,7 +272,7 @@ def _apply(
                 expected=f"version {FORMAT_VERSION} or lower", found=line["version"],
                 remedy="upgrade keyfold",
             )  # fmt: skip
-        manifest.state = states.from_checkpoint(line)
+        manifest.state = CheckpointEntry.from_line(line).state
     except (KeyError, ValueError, TypeError, IndexError) as e:
         damages.add(
             path, where, "A manifest line has a valid checksum but invalid content.",

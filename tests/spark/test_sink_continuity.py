@@ -161,8 +161,7 @@ def test_an_anchor_of_the_user_stays(spark: SparkSession, tmp_path: Path) -> Non
     source = words(spark, tmp_path, 1)
     with ChangelogSink(tmp_path / "log", keys="word") as sink:
         run(source.stream(), sink, tmp_path / "checkpoint")
-        line = {"t": "anchor", "name": "mine", "commit": 1, "ends": [1], "app": ""}
-        sink.log.engine.writer.write_line(line)
+        sink.log.anchor("mine", 1)
         source.add({"word": "a", "n": 1}).add({"word": "a", "n": 2})
         run(source.stream(), sink, tmp_path / "checkpoint")
         assert list(sink.log.state.anchors) == ["mine"]

@@ -20,6 +20,8 @@ from keyfold.checkpoints.log import ingest
 from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
 from keyfold.checkpoints.log.writer import Batch
 from keyfold.checkpoints.manifest.config import LogConfig
+from keyfold.checkpoints.manifest.entries import AnchorEntry
+from keyfold.checkpoints.manifest.state import Anchor
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import KeyfoldError, StorageFailed, WriterFenced
 from support.changelogs import BY_HAND, Clock, rows
@@ -243,7 +245,7 @@ def test_an_empty_list_of_claims_proves_nothing(tmp_path: Path) -> None:
     writer = open_writer(QUICK, _made(tmp_path / "log"), None, Clock(), steal=False)
     shutil.rmtree(tmp_path / "log" / "manifest")
     with pytest.raises(WriterFenced, match="its journal was removed"):
-        writer.write_line({"t": "anchor", "name": "a", "commit": 1, "ends": [1], "app": ""})
+        writer.write_line(AnchorEntry(Anchor("a", 1, (1,))))
     writer.close()
 
 

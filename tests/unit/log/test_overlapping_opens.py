@@ -21,6 +21,8 @@ from keyfold.checkpoints.log import ingest
 from keyfold.checkpoints.log import writer as writing
 from keyfold.checkpoints.log.recovery import open_writer
 from keyfold.checkpoints.log.writer import Batch, Writer
+from keyfold.checkpoints.manifest.entries import AnchorEntry
+from keyfold.checkpoints.manifest.state import Anchor
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import ChangelogLocked, KeyfoldError, WriterFenced
 from keyfold.statestore.files import Files
@@ -115,7 +117,7 @@ def roll(writer: Writer) -> None:
     writing._JOURNAL_BYTES = 0  # type: ignore[misc]
     try:
         writer._checkpoint_bytes = 0
-        writer.write_line({"t": "anchor", "name": "a", "commit": 1, "ends": [8], "app": ""})
+        writer.write_line(AnchorEntry(Anchor("a", 1, (8,))))
     finally:
         writing._JOURNAL_BYTES = before  # type: ignore[misc]
 

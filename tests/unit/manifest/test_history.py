@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from keyfold import Changelog, restore, resume
 from keyfold.checkpoints.cleaner.retention import apply_retention
 from keyfold.checkpoints.log import writer
-from keyfold.checkpoints.manifest.segment_lines import piece_line
+from keyfold.checkpoints.manifest.segment_lines import Growth
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from support.changelogs import Clock
@@ -73,7 +73,7 @@ def test_what_a_line_says_of_a_segment_does_not_grow_with_the_segment(tmp_path: 
             log.append(rows(("k", str(i))))
         segment = log.engine.writer._active[0].segment
         assert len(segment.marks) == 2
-        assert set(piece_line(segment, begun=False)) == {
+        assert set(Growth.of(segment, begun=False).to_json()) == {
             *("file", "base", "next", "size", "records", "tombstones", "max_timestamp", "created", "crc")
         }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keyfold.checkpoints.manifest import state as states
+from keyfold.checkpoints.manifest.entries import CheckpointEntry
 from keyfold.checkpoints.manifest.journal import (
     Head,
     JournalWriter,
@@ -18,7 +18,7 @@ from keyfold.checkpoints.manifest.journal import (
     read_journal,
 )
 from keyfold.checkpoints.manifest.segment_lines import Line
-from keyfold.checkpoints.manifest.state import State
+from keyfold.checkpoints.manifest.state import State, empty
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import Damaged, FormatTooNew
 from keyfold.statestore.files import LOCAL
@@ -35,7 +35,7 @@ def journal(tmp_path: Path) -> Path:
     """Epoch 1 with a checkpoint (line 1) and the anchors of lines 2 to 5, all published."""
     (tmp_path / filenames.MANIFEST).mkdir()
     writer = JournalWriter(LOCAL, tmp_path, 1)
-    writer.append(states.checkpoint(states.empty(1, 1), 1, ID))
+    writer.append(CheckpointEntry(empty(1, 1, n=1), ID).to_line())
     writer.publish(1)
     for n in range(2, 6):
         writer.append(anchor(n))
@@ -153,7 +153,7 @@ def test_the_journal_of_another_changelog_is_refused(journal: Path) -> None:
 
 
 def test_a_later_format_is_refused(journal: Path) -> None:
-    line = states.checkpoint(states.empty(1, 1), 1, ID)
+    line = CheckpointEntry(empty(1, 1, n=1), ID).to_line()
     line["version"] = 99
     filenames.journal(journal, 1).write_bytes(encode_line(line))
     filenames.head(journal, 1).unlink()
