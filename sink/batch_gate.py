@@ -157,7 +157,7 @@ class BatchGate:
         """True where the batch is new, False where it was committed already.
 
         Raises:
-            BatchConflict: the batch does not follow from what was committed, see `checkpoints.admission`; or
+            BatchConflict: the batch does not follow from what was committed, see `manifest.idempotence`; or
                 it has been delivered in this run of its query.
         """
         state, app, uuid = log.state, self.app(log.identity), log.identity.uuid
