@@ -147,7 +147,7 @@ def test_a_commit_is_refused_or_kept_whenever_it_happens(
                 acknowledged = value if not found else acknowledged
         except (StorageFailed, WriterFenced) as e:
             before = str(e)
-            assert "counts" in before or "line" in before
+            assert "committed" in before or "line" in before
         over, files.left = files.left is not None, None
         left = everything(path) if path.exists() else set()
         if found:

@@ -65,7 +65,7 @@ def test_what_follows_a_commit_is_done_before_another_one_can_be_made(log: Chang
 
 def test_a_commit_takes_its_turn_unless_the_caller_has_it(log: Changelog) -> None:
     with log.engine.transactions:
-        with pytest.raises(ConfigError, match="A transaction of this thread is open"):
+        with pytest.raises(ConfigError, match="A transaction of this thread is already open"):
             log.engine.commit({}, lambda state: Batch("b", 0))
         assert log.engine.commit({}, lambda state: Batch("b", 0), takes_turn=False).applied
     assert log.engine.commit({}, lambda state: Batch("b", 1)).number == 3
