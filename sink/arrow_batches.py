@@ -1,6 +1,6 @@
-"""A DataFrame's rows on the driver as Arrow batches, a partition at a time. Tasks import this module too.
+"""A DataFrame's rows on the driver as Arrow batches, one partition at a time. Tasks import this module too.
 
-`DataFrame.toArrow` holds the whole micro-batch, and `__arrow_c_stream__` fails where a column is a timestamp.
+`DataFrame.toArrow` holds the whole micro-batch, and `__arrow_c_stream__` fails if a column is a timestamp.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _PACKED: Final = pa.schema([pa.field("batch", pa.binary(), nullable=False)])
 
 
 def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:
-    """The batches of `df` in the order of its partitions, of at most as many rows as
-    `spark.sql.execution.arrow.maxRecordsPerBatch` says.
+    """The batches of `df` in partition order, with at most `spark.sql.execution.arrow.maxRecordsPerBatch`
+    rows each.
 
-    Every partition is computed, once, if the iterator is read to its end. One is worked on while the next one
-    is fetched.
+    If the iterator is read to its end, every partition is computed exactly once. The next partition is
+    fetched while the current one is processed.
     """
     packed = df.mapInArrow(_pack, "batch binary not null")
     for row in packed.toLocalIterator(prefetchPartitions=True):
@@ -30,7 +30,7 @@ def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:
 
 
 def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch as one row, an Arrow stream in bytes."""
+    """Each batch as one row, the bytes of an Arrow stream."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:

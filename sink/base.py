@@ -1,4 +1,4 @@
-"""What every function for `foreachBatch` in this room has: one changelog, one batch in flight at a time."""
+"""The common part of the `foreachBatch` functions in this package: one changelog, one batch at a time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Self = TypeVar("Self", bound="ForeachBatch")
 
 
 class ForeachBatch(ABC):
-    """A function for `foreachBatch`, bound to one changelog. Queries call it on threads of their own.
+    """A function for `foreachBatch`, bound to one changelog. Each query calls it on its own thread.
 
-    The changelog is opened by `_opened`, and again where its writer was fenced: that goes through recovery.
+    `_opened` opens the changelog, and reopens it if its writer was fenced, which runs recovery.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ForeachBatch(ABC):
         steal: bool,
         files: Files,
     ) -> None:
-        # Spark's JVM and its workers have working directories of their own.
+        # Spark's JVM and its workers have their own working directories.
         self.path = writable(path, files)
         self._files = files
         self._intake = BatchGate(files, self.path, app_id, on_reset, accept_replay=accept_replay)
@@ -60,7 +60,7 @@ class ForeachBatch(ABC):
         self._config = dict(config or {})
         self._steal = steal
         self._log: Changelog | None = None
-        #: of the changelog that was opened first
+        #: uuid of the changelog that was opened first
         self._uuid: str | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -71,19 +71,22 @@ class ForeachBatch(ABC):
         return f"<{type(self).__name__} to {str(self.path)!r}{', closed' if self._closed else ''}>"
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Commit one batch, durable when this returns; for `foreachBatch`, or to be called by hand.
+        """Commit one batch. It is durable when this returns. Spark calls this for `foreachBatch`; you can
+        also call it directly.
 
-        One call takes all rows of a batch: a second one in the same run of the query is refused. A batch that
-        has nothing for the changelog is given too, or skipped with `skip`.
+        One call takes all rows of a batch: a second call in the same run of the query is refused. Pass a
+        batch without rows for the changelog too, or call `skip`.
 
-        Called by hand, a batch is known by its id alone: one that was committed before adds nothing.
+        A direct call, outside of a query, identifies the batch by its id alone. A committed id adds nothing.
 
         Raises:
-            BadRecord: a row that cannot be written, such as one without a key.
-            BatchConflict: the batch does not follow from what was committed, or is given a second time.
-            ConfigError, SchemaMismatch, StorageFailed, WriterFenced: see there.
-            Whatever Spark raises while it computes the batch.
-            In each case nothing of the call counts, and the sink can go on.
+            BadRecord: A row cannot be written, for example because it has no key.
+            BatchConflict: The batch does not follow the last committed batch, or is passed a second time.
+            ConfigError: The batch id is not that of the calling query, or the DataFrame cannot be used.
+            SchemaMismatch: The columns are not those of the changelog.
+            StorageFailed, WriterFenced: The commit failed.
+            Any error that Spark raises while it computes the batch.
+            In every case nothing is committed, and the sink can still be used.
         """
         check_dataframe(df)
         delivery = self._intake.identify(df.sparkSession, batch_id)
@@ -92,26 +95,26 @@ class ForeachBatch(ABC):
             self._deliver(df, delivery)
 
     def skip(self, batch_id: int, df: DataFrame | None = None) -> None:
-        """Commit that a batch has nothing for this changelog: its source offsets, and no rows.
+        """Commit a batch without rows for this changelog: only its source offsets.
 
-        For a function of foreachBatch that would else return without a call of the sink. Records that nobody
-        commits look like lost ones, so the next batch is refused unless the batch had no records at all.
+        Use this in a foreachBatch function that would otherwise return without calling the sink. Uncommitted
+        records look lost, so the next batch would be refused unless the skipped batch had no records at all.
 
         Args:
-            batch_id: of the batch that is running. Or of an earlier one: then all batches from the last
-                commit up to that one are skipped, for a function that has left them out before.
-            df: the batch. A stateful query fails unless its batch is read to its end, which this does.
+            batch_id: The id of the running batch, or of an earlier one. In the latter case, all batches from
+                the last commit up to that one are skipped, for a function that left them out before.
+            df: The batch. A stateful query fails unless its batch is read to the end; this reads it.
 
         Raises:
-            What a call raises.
+            The same errors as a call of the sink.
         """
         if df is not None:
             check_dataframe(df)
         session = SparkSession.getActiveSession() if df is None else df.sparkSession
         if session is None:
             raise ConfigError(
-                "There is no Spark session whose batch could be skipped.", path=self.path,
-                expected="a call in the function of foreachBatch", found="no session", remedy="pass df too",
+                "No active Spark session.", path=self.path,
+                expected="a call inside a foreachBatch function", found="no session", remedy="also pass df",
             )  # fmt: skip
         delivery = self._intake.identify(session, batch_id, skips=True)
         with self._lock:
@@ -155,39 +158,39 @@ class ForeachBatch(ABC):
         log.engine.commit(parts, admit, then=committed, takes_turn=takes_turn)
 
     def _pass_over(self, df: DataFrame, log: Changelog, delivery: IncomingBatch) -> None:
-        """A batch that was committed before: read it to its end, or a stateful query would fail."""
+        """Read a batch that was already committed to its end, or a stateful query would fail."""
         consume(df)
         self._intake.delivered(log, delivery)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConfigError("This sink was closed.", path=self.path, remedy="make a new one")
+            raise ConfigError("The sink is closed.", path=self.path, remedy="create a new sink")
 
     @abstractmethod
     def _deliver(self, df: DataFrame, delivery: IncomingBatch) -> None:
-        """Commit the batch, unless it was committed already."""
+        """Commit the batch unless it is already committed."""
 
     @abstractmethod
     def _check_kind(self, log: Changelog) -> None:
-        """Refuse a changelog that was made for other rows. Raises `SchemaMismatch`."""
+        """Raises `SchemaMismatch` if the changelog has another kind of rows."""
 
     @property
     def log(self) -> Changelog:
-        """The changelog that is written. Raises `ConfigError` before it exists, and after `close`."""
+        """The changelog that this sink writes. Raises `ConfigError` before it exists and after `close`."""
         if self._log is None or self._closed:
             raise ConfigError(
-                "This sink has no open changelog.",
+                "The sink has no open changelog.",
                 path=self.path,
-                expected="a sink that is open, and has made its changelog with the first batch",
-                found="closed" if self._closed else "no changelog yet",
-                remedy="ask after the first batch, and before close()",
+                expected="an open sink whose first batch has created the changelog",
+                found="a closed sink" if self._closed else "no changelog yet",
+                remedy="use `log` after the first batch and before close()",
             )
         return self._log
 
     def _opened(self, columns: Columns | None) -> Changelog:
-        """The changelog, created with `columns` where there is none."""
+        """The changelog, created with `columns` if it does not exist."""
         if self._log is not None and self._log.engine.fenced:
-            # Never by stealing: whoever took over from this writer keeps the changelog.
+            # Never steal here: a writer that took over from this one keeps the changelog.
             self._log.close()
             self._log, self._steal = None, False
         if self._log is None:
@@ -209,22 +212,23 @@ class ForeachBatch(ABC):
         return self._log
 
     def _check_same(self) -> None:
-        """Once a sink has had its changelog, it makes no other one, and writes no other one.
+        """A sink that has opened its changelog never creates or writes another one.
 
         Raises:
-            NotAChangelog: it was moved or removed. ConfigError: another one is in its place.
+            NotAChangelog: The changelog was moved or removed.
+            ConfigError: Another changelog has taken its path.
         """
         if self._uuid is None:
             return
         found = read_identity(self._files, self.path).uuid
         if found != self._uuid:
             raise ConfigError(
-                "Another changelog is at the path of this sink.", path=self.path, expected=self._uuid,
-                found=found, remedy="put the one back that the query has written, and start the query again",
+                "The path of the sink now holds another changelog.", path=self.path, expected=self._uuid,
+                found=found, remedy="restore the changelog that the query wrote, then restart the query",
             )  # fmt: skip
 
     def close(self) -> None:
-        """Give up the changelog; the last sink of this process gives up its writer."""
+        """Release the changelog. The last sink of this process releases the writer."""
         with self._lock:
             self._closed = True
             if self._log is not None:
@@ -239,5 +243,5 @@ class ForeachBatch(ABC):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """Only Spark Connect sends the function of foreachBatch to another process."""
+        """Only Spark Connect sends a foreachBatch function to another process."""
         raise connect_refused()

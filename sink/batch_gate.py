@@ -1,10 +1,10 @@
-"""Which batches a sink takes, and what the commit says of them. The same for every sink.
+"""Decides which batches a sink accepts, and what their commits record. The same for every sink.
 
-A micro-batch of a query is known by the query's id, its batch id and its sources' offsets, which are read
-from the query's checkpoint and committed with the batch. A call without a query has a batch id only: an id
-that was committed before adds nothing, as with `Changelog.append`. There is no digest then, so an id that
-comes again with other rows is not noticed; and a query's app does not take such calls, because they would
-hide where its sources stand.
+A micro-batch of a query is identified by the query's id, its batch id and its source offsets, which are read
+from the query's checkpoint and committed with the batch. A call outside of a query has only a batch id: an id
+that was committed before adds nothing, as with `Changelog.append`. Such a call has no digest, so reusing an
+id for other rows is not detected. The app of a query refuses such calls, because they would hide the offsets
+of its sources.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from keyfold.statestore.files import Files
 
 _log = logging.getLogger("keyfold")
 
-#: In a column's metadata: the uuid of the changelog without which these rows are not the whole state.
+#: In a column's metadata: the uuid of the changelog that has the rest of the state.
 CONTINUES: Final = "keyfold.continues"
 
 _CONNECT: Final = "pyspark.sql.connect."
@@ -46,9 +46,9 @@ class IncomingBatch:
     """One call of a sink.
 
     Attributes:
-        run: of the query that calls; empty without one.
-        sync: makes durable what Spark wrote about the batch, if it wrote anything.
-        skips: it has no rows, on purpose.
+        run: The run of the calling query; empty without a query.
+        sync: Makes durable what Spark wrote about the batch, if anything.
+        skips: Whether the batch has no rows on purpose.
     """
 
     batch: int
@@ -59,15 +59,15 @@ class IncomingBatch:
 
 
 class _Calls:
-    """Which batches this process has delivered in which run of a query.
+    """The batches that this process has delivered, by run of a query.
 
-    A run gives each batch to its function once: a batch that fails ends it. So a second call for the same
-    batch in the same run has rows of its own, which would be taken for those that were committed.
+    A run passes each batch to its function once: a batch that fails ends the run. So a second call for the
+    same batch in the same run has different rows, which would be mistaken for the committed ones.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: uuid of the changelog and app → run and batch; one entry for each, however many batches there are
+        #: uuid of the changelog and app → run and batch; one entry each, regardless of the number of batches
         self._last: dict[tuple[str, str], tuple[str, int]] = {}
 
     def note(self, changelog: str, app: str, delivery: IncomingBatch) -> None:
@@ -87,11 +87,11 @@ class BatchGate:
     """The batches of one app.
 
     Args:
-        path: of the changelog, for messages.
-        app_id: None for the changelog's own; see `ChangelogMeta.app`.
-        on_reset: what to do when a known app arrives with a new query: "refuse", "append", or "restore" (take
-            it where it goes on exactly where `resume` has pinned the last commit).
-        accept_replay: with "restore", take sources too that keep no position to go on from.
+        path: Path of the changelog, for messages.
+        app_id: None for the changelog's own app; see `ChangelogMeta.app`.
+        on_reset: What to do when a known app has a new query: "refuse" it, "append", or "restore" (accept the
+            query if it continues exactly at the commit that `resume` has pinned).
+        accept_replay: With "restore", also accept sources that have no position to continue from.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class BatchGate:
             raise choice("on_reset", on_reset, get_args(OnReset))
         if not isinstance(accept_replay, bool) or (accept_replay and on_reset != "restore"):
             raise ConfigError(
-                "accept_replay says which sources a resumed query may have.", path=path,
-                expected='True or False, and True with on_reset="restore" only',
+                "accept_replay= is invalid here.", path=path,
+                expected='True or False, and True only with on_reset="restore"',
                 found=f"accept_replay={accept_replay!r}, on_reset={on_reset!r}",
-                remedy='leave accept_replay= out, or say on_reset="restore"',
+                remedy='leave out accept_replay=, or set on_reset="restore"',
             )  # fmt: skip
         self._app = None if app_id is None else idempotence.checked_app(app_id)
         self._files = files
@@ -113,15 +113,15 @@ class BatchGate:
         self._log: tuple[str, OffsetLog] | None = None
 
     def app(self, identity: ChangelogMeta) -> str:
-        """Whose batches they are."""
+        """The app that the batches belong to."""
         return identity.app if self._app is None else self._app
 
     def identify(self, session: SparkSession, batch_id: int, *, skips: bool = False) -> IncomingBatch:
-        """Which batch this is. One that is skipped may be an earlier one of the query that calls.
+        """Identify the batch. A skipped batch may be an earlier one of the calling query.
 
         Raises:
-            ConfigError: no batch id, a DataFrame of Spark Connect, or a query with outputMode("complete").
-            Damaged: the query's checkpoint cannot be read.
+            ConfigError: Not a batch id, a DataFrame of Spark Connect, or a query with outputMode("complete").
+            Damaged: The query's checkpoint cannot be read.
         """
         batch = idempotence.checked_batch(batch_id)
         running = offset_log.running_query(session)
@@ -129,15 +129,15 @@ class BatchGate:
             return IncomingBatch(batch, None, _nothing, skips=skips)
         if running.batch != batch and not (skips and batch < running.batch):
             raise ConfigError(
-                "The batch id is not that of the query that calls.",
+                "The batch id is not that of the calling query.",
                 path=self._path,
                 expected=running.batch,
                 found=batch,
-                remedy="pass on what foreachBatch gives",
+                remedy="pass the batch id that foreachBatch gives",
             )
         if running.output_mode == "complete":
             raise ConfigError(
-                'A query with outputMode("complete") gives its whole result in every batch, and no deletes.',
+                'outputMode("complete") is not supported: every batch has the whole result, and no deletes.',
                 path=self._path,
                 expected='outputMode("update") or outputMode("append")',
                 found="complete",
@@ -170,7 +170,7 @@ class BatchGate:
                 return True
             if _CALLS.has(uuid, app, delivery) and not delivery.skips:
                 raise self._second_call(app, delivery)
-        _log.info("changelog %s: batch %d was committed already", self._path, delivery.batch)
+        _log.info("changelog %s: batch %d is already committed", self._path, delivery.batch)
         return False
 
     def admit(self, session: SparkSession, log: Changelog, delivery: IncomingBatch) -> Batch | Commit:
@@ -181,30 +181,30 @@ class BatchGate:
         return batch_of(state, app, delivery) if self.admits(session, log, delivery) else state.apps[app]
 
     def delivered(self, log: Changelog, delivery: IncomingBatch) -> None:
-        """Note that the batch is committed, by this call or by one before."""
+        """Record that the batch is committed, by this call or by an earlier one."""
         _CALLS.note(log.identity.uuid, self.app(log.identity), delivery)
 
     def _second_call(self, app: str, delivery: IncomingBatch) -> BatchConflict:
         return BatchConflict(
-            "A batch is given to a changelog by one call; this one would be dropped.", path=self._path,
+            "The sink was called twice for one batch: this call's rows would be dropped.", path=self._path,
             position=f"batch {delivery.batch} of app {app!r}", expected="one call for each batch",
             found="a second call in the same run of the query",
-            remedy="unite the DataFrames and call the sink once, or give each its own changelog. The commit "
-            "of this batch holds the rows of the first call only: take it back with "
-            "Changelog.rollback(<the commit before it>) before the query starts again",
+            remedy="union the DataFrames and call the sink once, or write each to its own changelog. The "
+            "commit of this batch holds only the rows of the first call: undo it with "
+            "Changelog.rollback(<the commit before it>) before you restart the query",
         )  # fmt: skip
 
     def _check_alone(self, session: SparkSession, state: State, app: str, b: SourceBatch) -> None:
-        """Two queries that run at once would each look like a reset of the other."""
+        """Two concurrent queries would each look like a reset of the other."""
         last = state.apps.get(app)
         if last is None or last.query in ("", b.query) or not offset_log.is_active(session, last.query):
             return
         raise BatchConflict(
-            f"Another query that is running writes the app {app!r}.",
+            f"Another running query writes the app {app!r}.",
             path=self._path,
             expected="one query for each changelog",
             found=f"queries {last.query} and {b.query}",
-            remedy="stop one of them, or give each its own changelog",
+            remedy="stop one of them, or write each to its own changelog",
         )
 
     def _offset_log(self, session: SparkSession, checkpoint: str) -> OffsetLog:
@@ -214,10 +214,10 @@ class BatchGate:
 
 
 def batch_of(state: State, app: str, delivery: IncomingBatch) -> Batch:
-    """What the commit says of the batch.
+    """What the commit records about the batch.
 
-    The pin of `resume` goes with the second commit behind the pinned one: a job that dies before must find
-    the same state again.
+    The pin of `resume` is dropped by the second commit after the pinned one: a job that dies earlier must
+    find the same state again.
     """
     b = delivery.stream
     if b is None:
@@ -230,35 +230,35 @@ def batch_of(state: State, app: str, delivery: IncomingBatch) -> Batch:
 
 
 def consume(df: DataFrame) -> None:
-    """Compute the batch and forget it: a stateful query fails unless every partition of it was read."""
+    """Compute the batch and discard it: a stateful query fails unless every partition is read."""
     df.write.format("noop").mode("overwrite").save()
 
 
 def check_dataframe(df: object) -> None:
-    """Raises `ConfigError` for what is not a DataFrame of a Spark session in this process."""
+    """Raises `ConfigError` unless `df` is a DataFrame of a Spark session in this process."""
     if type(df).__module__.startswith(_CONNECT):
         raise connect_refused()
     if not isinstance(df, DataFrame):
         raise ConfigError(
-            "A sink takes a DataFrame.",
+            "Not a DataFrame.",
             expected="pyspark.sql.DataFrame",
             found=type(df).__name__,
-            remedy="give the sink to foreachBatch, or call it with a DataFrame and a batch id",
+            remedy="pass the sink to foreachBatch, or call it with a DataFrame and a batch id",
         )
 
 
 def connect_refused() -> ConfigError:
-    """The error for Spark Connect, where the function of foreachBatch runs in a process of the server."""
+    """The error for Spark Connect, where a foreachBatch function runs in a server process."""
     return ConfigError(
         "Spark Connect is not supported.",
         expected="a Spark session in this process",
         found="a Spark Connect session",
-        remedy="run the query with a session that SparkSession.builder.master(...) makes",
+        remedy="run the query in a session created with SparkSession.builder.master(...)",
     )
 
 
 def choice(name: str, given: object, valid: Sequence[Any]) -> ConfigError:
-    """The error for an argument that is none of the valid words; the nearest is named."""
+    """The error for an argument with an invalid choice. It suggests the nearest valid one."""
     near = difflib.get_close_matches(str(given), [str(v) for v in valid], n=1, cutoff=0.4)
     return ConfigError(
         f"{name} cannot be {given!r}.",
@@ -277,9 +277,9 @@ def _sync(offsets: OffsetLog, batch: int) -> None:
         offsets.sync(batch)
     except OSError as e:
         raise StorageFailed(
-            "The query's checkpoint could not be made durable; nothing of this batch counts.",
+            "Cannot sync the query's checkpoint; the batch is not committed.",
             path=str(offsets),
-            expected="an fsync that succeeds",
+            expected="a successful fsync",
             found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="repair the disk, then start the query again",
+            remedy="repair the disk, then restart the query",
         ) from e

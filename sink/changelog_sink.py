@@ -41,7 +41,7 @@ _RECORD_COLUMNS: Final = ("key", "value", "timestamp", "headers")
 
 
 class _Arguments(TypedDict):
-    """What `RowEncoding` is told besides schema and keys."""
+    """The arguments of `RowEncoding` except schema and keys."""
 
     apply_as_deletes: str | None
     sequence_by: Names
@@ -51,45 +51,45 @@ class _Arguments(TypedDict):
 
 
 class ChangelogSink(ForeachBatch):
-    """Writes each micro-batch of a query to the changelog at `path`, as one commit: wholly, once, in order.
+    """Writes each micro-batch of a query to the changelog at `path`, as one commit: atomic, once, in order.
 
         sink = ChangelogSink("var/counts", keys="word", partitions=4)
         query = counts.writeStream.outputMode("update").foreachBatch(sink).option(…).start()
 
-    A batch that Spark delivers again adds nothing. One query writes one changelog; sinks of one process share
-    the writer, so making a sink twice does no harm. Rows keep the order of the DataFrame; their timestamp is
-    the time of the batch, or in Kafka's shape their own.
+    A batch that Spark delivers again adds nothing. One query writes one changelog. Sinks in one process share
+    the writer, so creating a sink twice is harmless. Rows keep the order of the DataFrame. Their timestamp is
+    the time of the batch, or their own in Kafka's shape.
 
     Args:
-        path: the changelog, created where there is none: at once if its columns are known (Kafka's shape),
-            else with the first batch.
-        keys: the key columns; None for a DataFrame in Kafka's shape (`key`, `value`, if wanted `timestamp`,
-            `headers`).
-        partitions: of a new changelog (default 1); an existing one must have as many.
-        app_id: names the job for the changelog's life; by default the name that the directory had when the
-            changelog was created, which is kept in it.
-        apply_as_deletes: a SQL condition; rows for which it is true delete their key.
-        sequence_by: columns or SQL expressions that order the changes of one key within a batch; rows that
-            are equal in them keep their order. Costs a shuffle.
-        column_list, except_column_list: which columns make up the value; all but the keys by default.
+        path: The changelog, created if it does not exist: at once if its columns are known (Kafka's shape),
+            otherwise with the first batch.
+        keys: The key columns. None for a DataFrame in Kafka's shape (`key`, `value`, and optionally
+            `timestamp` and `headers`).
+        partitions: Number of partitions for a new changelog (default 1). For an existing one it must match.
+        app_id: Names the job for the life of the changelog. Defaults to the name of the directory when the
+            changelog was created; it is stored in the changelog.
+        apply_as_deletes: A SQL condition. Rows for which it is true delete their key.
+        sequence_by: Columns or SQL expressions that order the changes of one key within a batch. Rows with
+            equal values keep their order. Needs a shuffle.
+        column_list, except_column_list: The columns of the value; all columns except the keys by default.
         value_format: "raw" or "json"; raw by default for a single string or binary column.
-        config: settings by Kafka's names, kept in the changelog.
-        on_reset: when the app is known, and the query is new because its checkpoint was deleted: "refuse" it,
-            "append" all that it reads, or "restore": take it if it goes on exactly where `resume` says. Each
-            source has to begin where the resumed commit ended, and what the query aggregates has to begin
-            with that commit's state.
-        accept_replay: with "restore", take sources too that keep no position to go on from, such as files and
-            rates: records that they give again are written again.
-        placement: where blocks are made: by the "tasks", which must see the changelog's disk, or on the
-            "driver", to which then every row travels. "auto": tasks, if Spark runs on this machine only.
-        steal: take over from a writer in another process, which is fenced.
-        files: for tests.
+        config: Settings by Kafka's names, stored in the changelog.
+        on_reset: What to do when the app is known but the query is new because its checkpoint was deleted:
+            "refuse" it, "append" everything it reads, or "restore", which accepts the query if it continues
+            exactly where `resume` says. Each source must begin where the resumed commit ended, and each
+            aggregation must begin with the state of that commit.
+        accept_replay: With "restore", also accept sources without a position to continue from, such as files
+            and rates. Records that they deliver again are written again.
+        placement: Where blocks are encoded: by the "tasks", which must see the changelog's disk, or on the
+            "driver", to which every row is then sent. "auto" means tasks if Spark runs only on this machine.
+        steal: Take over from a writer in another process, which is fenced.
+        files: For tests.
 
     Raises:
-        ConfigError: an argument is refused. Names of columns are checked against the first batch, before a
-            row is read. Or the batch is of an `aggregate` that was resumed from another changelog.
-        SchemaMismatch: the columns are not those of the changelog; nullable value columns may be added.
-        NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
+        ConfigError: An argument is refused. Column names are checked against the first batch, before any row
+            is read. Or the batch is from an `aggregate` that was resumed from another changelog.
+        SchemaMismatch: The columns are not those of the changelog. Nullable value columns may be added.
+        See `Changelog.open` for the other errors.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ChangelogSink(ForeachBatch):
         return staged
 
     def _ordered(self, records: DataFrame, partitions: int) -> DataFrame:
-        """All rows of a key in one task, in the order that `sequence_by` says; equal ones as they were."""
+        """All rows of a key in one task, ordered by `sequence_by`. Rows with equal values stay in order."""
         sequence = [name for name in records.columns if name.startswith("sequence_")]
         kept = [name for name in records.columns if name in _RECORD_COLUMNS]
         shuffled = int(records.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -202,7 +202,7 @@ class ChangelogSink(ForeachBatch):
 
     @contextlib.contextmanager
     def _working_directory(self, engine: Engine) -> Iterator[Path]:
-        """Where the tasks of one batch write; goes with it."""
+        """The directory that the tasks of one batch write to. It is removed with the batch."""
         directory = filenames.work(self.path, engine.opened_epoch, uuid.uuid4().hex)
         self._files.make_directory(directory, below=self.path)
         try:
@@ -226,7 +226,7 @@ class ChangelogSink(ForeachBatch):
         return self._encoding[1]
 
     def _check_continued(self, schema: StructType) -> None:
-        """A resumed aggregation gives what has changed; the rest is in the changelog that it goes on with."""
+        """A resumed aggregation returns only changed groups; the others are in the changelog it continues."""
         continued = {f.metadata[CONTINUES] for f in schema.fields if CONTINUES in (f.metadata or {})}
         if not continued:
             return
@@ -234,9 +234,9 @@ class ChangelogSink(ForeachBatch):
         found = read_identity(self._files, self.path).uuid if here else "a new changelog"
         if continued != {found}:
             raise ConfigError(
-                "A resumed aggregation gives only the groups that change; this changelog lacks the others.",
+                "A resumed aggregation returns only changed groups; this changelog does not have the others.",
                 path=self.path, expected=f"the changelog {', '.join(sorted(continued))}",
-                found=found, remedy="write the changelog that was resumed, or aggregate(…, whole=True)",
+                found=found, remedy="write to the resumed changelog, or use aggregate(…, whole=True)",
             )  # fmt: skip
 
     def _check_kind(self, log: Changelog) -> None:
@@ -244,11 +244,11 @@ class ChangelogSink(ForeachBatch):
             return
         typed = "no typed columns" if log.columns is None else f"keys {', '.join(log.columns.keys)}"
         raise SchemaMismatch(
-            "The changelog was made for other rows.",
+            "The changelog has another kind of rows.",
             path=self.path,
             expected=typed,
             found=f"keys={self._keys!r}",
-            remedy="leave keys= out, and give a DataFrame with key and value"
+            remedy="leave out keys=, and pass a DataFrame with key and value"
             if log.columns is None
             else "name its key columns: keys=",
         )

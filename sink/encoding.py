@@ -1,6 +1,6 @@
-"""A DataFrame's rows to records: which columns make the key and the value, and which rows delete.
+"""Converts a DataFrame's rows to records: which columns form key and value, and which rows are deletes.
 
-The bytes are made in the JVM by expressions of Spark; `json_columns` says how a column is written.
+Spark expressions encode the bytes in the JVM; `json_columns` defines how a column is written.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class RowEncoding:
     """How the rows of one DataFrame become records.
 
     Args:
-        schema: of the DataFrame.
-        keys: the key columns. None for a DataFrame in Kafka's shape: `key` and `value` of type binary or
-            string, perhaps `headers` and `timestamp`; Kafka's other columns are left out.
-        column_list: the columns of the value; without it all but the keys.
-        except_column_list: columns that are left out of the value.
-        apply_as_deletes: an SQL condition on the DataFrame's columns; where it is true a tombstone is
-            written.
-        value_format: "raw" or "json"; without it raw for one value column of type string or binary, else
-            JSON.
-        sequence_by: columns or SQL expressions that are carried along to order the changes of one key.
+        schema: The schema of the DataFrame.
+        keys: The key columns. None for a DataFrame in Kafka's shape: `key` and `value` of type binary or
+            string, and optionally `headers` and `timestamp`. Kafka's other columns are dropped.
+        column_list: The columns of the value; all columns except the keys by default.
+        except_column_list: Columns to leave out of the value.
+        apply_as_deletes: A SQL condition on the DataFrame's columns. A row for which it is true becomes a
+            tombstone.
+        value_format: "raw" or "json". Defaults to raw for one value column of type string or binary,
+            otherwise to JSON.
+        sequence_by: Columns or SQL expressions to keep for ordering the changes of one key.
 
-    `columns` are those of the changelog, None in Kafka's shape.
+    `columns` are the columns of the changelog; None in Kafka's shape.
 
     Raises:
-        ConfigError: a column that is not there, or arguments that contradict each other.
-        SchemaMismatch: a type that cannot be kept exactly, or not in a key; its path is named.
+        ConfigError: A column does not exist, or arguments contradict each other.
+        SchemaMismatch: A type cannot be stored exactly, or not in a key. The message names its path.
     """
 
     def __init__(
@@ -79,30 +79,29 @@ class RowEncoding:
     def select(self, df: DataFrame) -> DataFrame:
         """The records of `df`, in its order.
 
-        Columns: `key`, binary, null where a key column is null (the writer of the records can name the row
-        and refuses it); `value`, binary, null for a tombstone; in Kafka's shape `headers` and `timestamp`
-        (bigint, milliseconds since 1970) where `df` has them; `sequence_0`, `sequence_1`, ... for
-        `sequence_by`.
+        Columns: `key`, binary, null if a key column is null (`Stage` names the row and refuses it); `value`,
+        binary, null for a tombstone; in Kafka's shape `headers` and `timestamp` (bigint, milliseconds since
+        1970) if `df` has them; `sequence_0`, `sequence_1`, ... for `sequence_by`.
 
-        Where a row cannot be written exactly, Spark raises an error while it runs this: see `refusal`.
+        If a row cannot be written exactly, Spark raises an error while it runs this: see `refusal`.
 
         Raises:
-            SchemaMismatch: `df` has other columns than the schema given.
-            ConfigError: `apply_as_deletes` or `sequence_by` is not an expression of a fitting type.
+            SchemaMismatch: The columns of `df` are not those of the given schema.
+            ConfigError: `apply_as_deletes` or `sequence_by` is not an expression of a valid type.
         """
         if [(f.name, f.dataType) for f in df.schema] != [(f.name, f.dataType) for f in self._schema]:
             raise SchemaMismatch(
-                "The DataFrame has other columns than the sink was built for.",
+                "The columns of the DataFrame changed between batches.",
                 expected=self._schema.simpleString(),
                 found=df.schema.simpleString(),
-                remedy="give it DataFrames of one query, or make a sink for each",
+                remedy="use a sink for DataFrames of one query only, or create one sink per query",
             )
         if self._record is None:
             for argument, text in self._expressions():
                 _check_expression(df, argument, text)
             # Kept for the next batch: each part of an expression is a call to the JVM.
             self._record = self._columns_of_a_record()
-        # Each step is another analysis of the plan: 10 ms of every batch.
+        # Each step analyses the plan again, which takes 10 ms of every batch.
         return (df if self._by_name else self._numbered(df)).select(*self._record)
 
     def _columns_of_a_record(self) -> list[Column]:
@@ -120,12 +119,12 @@ class RowEncoding:
         return [key.alias("key"), value.alias("value"), *more, *sequence]
 
     def _expressions(self) -> list[tuple[str, str]]:
-        """The SQL that was given, with the argument's name."""
+        """The given SQL texts, each with the name of its argument."""
         deletes = [("apply_as_deletes", self._deletes)] if self._deletes is not None else []
         return [*deletes, *(("sequence_by", text) for text in self._sequence)]
 
     def _numbered(self, df: DataFrame) -> DataFrame:
-        """`df` with its columns named by position, where names are ambiguous, and with the expressions."""
+        """`df` with the expressions, and with columns named by position if names are ambiguous."""
         names = [f"c{i}" for i in range(len(self._schema.fields))]
         names += ["deletes"] if self._deletes is not None else []
         names += [f"sequence_{i}" for i in range(len(self._sequence))]
@@ -187,7 +186,7 @@ def check_arguments(
     except_column_list: Names,
     value_format: Format | None,
 ) -> None:
-    """What can be seen of these without a DataFrame. Raises `ConfigError`."""
+    """Check what can be checked without a DataFrame. Raises `ConfigError`."""
     named = _names(keys, "keys")
     for argument, given in (
         ("sequence_by", sequence_by),
@@ -199,14 +198,14 @@ def check_arguments(
         arguments.text("apply_as_deletes", apply_as_deletes)
     if value_format not in (None, *get_args(Format)):
         raise ConfigError(
-            "There is no such value_format.", expected=", ".join(map(repr, get_args(Format))),
-            found=repr(value_format), remedy="use one of them, or leave it out",
+            "Unknown value_format.", expected=", ".join(map(repr, get_args(Format))),
+            found=repr(value_format), remedy="use one of these, or leave it out",
         )  # fmt: skip
     if column_list is not None and except_column_list is not None:
-        raise ConfigError("column_list and except_column_list exclude each other.", remedy="give one of them")
+        raise ConfigError("column_list and except_column_list exclude each other.", remedy="use one of them")
     if not named and (column_list, except_column_list, value_format) != (None, None, None):
         raise ConfigError(
-            "column_list, except_column_list and value_format are for typed columns.",
+            "column_list, except_column_list and value_format need typed columns.",
             remedy="name the key columns: keys=",
         )
 
@@ -222,7 +221,7 @@ def _names(given: Names, argument: str) -> list[str]:
         or len(set(names)) < len(names)
     ):
         raise ConfigError(
-            f"{argument} takes names, each once.", expected="one name, or a list of names", found=repr(given),
+            f"{argument} must be unique names.", expected="one name, or a list of names", found=repr(given),
             remedy=f"correct `{argument}=`",
         )  # fmt: skip
     return list(names)
@@ -237,8 +236,8 @@ def _value_names(schema: T.StructType, keys: list[str], include: Names, exclude:
     left_out = [name for name in excluded if name in keys]
     if left_out:
         raise ConfigError(
-            "A key column cannot be left out.", expected="columns of the value",
-            found=f"except_column_list: {', '.join(left_out)}", remedy="leave it in",
+            "except_column_list contains a key column.", expected="columns of the value",
+            found=f"except_column_list: {', '.join(left_out)}", remedy="remove it from except_column_list",
         )  # fmt: skip
     wanted = schema.names if include is None else included
     return [name for name in schema.names if name in wanted and name not in excluded and name not in keys]
@@ -282,7 +281,7 @@ def _check_kafka_shape(schema: T.StructType) -> None:
     for name, expected in _KAFKA_OPTIONAL.items():
         if types.get(name, expected) != expected:
             raise ConfigError(
-                f"Kafka's column {name} has another type.",
+                f"Kafka's column {name} has the wrong type.",
                 expected=expected,
                 found=types[name],
                 remedy="cast it, drop it, or name the key columns: keys=",
@@ -290,9 +289,9 @@ def _check_kafka_shape(schema: T.StructType) -> None:
     unknown = [n for n in types if n not in ("key", "value", *_KAFKA_OPTIONAL, *_KAFKA_IGNORED)]
     if unknown or len(types) < len(schema.fields):
         raise ConfigError(
-            "Without keys the DataFrame has only Kafka's columns, each once.",
+            "Without keys the DataFrame can have only Kafka's columns, each once.",
             found=", ".join(unknown or schema.names),
-            remedy="drop the others, or name the key columns: keys=",
+            remedy="drop the other columns, or name the key columns: keys=",
         )
 
 
@@ -301,7 +300,7 @@ def _check_expression(df: DataFrame, argument: str, text: str) -> None:
         kind = df.select(F.expr(text)).schema.fields[0].dataType
     except AnalysisException as error:
         raise ConfigError(
-            f"{argument} is not an SQL expression on the DataFrame's columns.",
+            f"{argument} is not a SQL expression on the DataFrame's columns.",
             expected=f"columns {', '.join(df.columns)}",
             found=f"{text} ({error.getCondition()})",
             remedy="correct the expression",
@@ -309,12 +308,12 @@ def _check_expression(df: DataFrame, argument: str, text: str) -> None:
     if argument == "apply_as_deletes" and not isinstance(kind, T.BooleanType):
         raise ConfigError(
             f"{argument} is not a condition.", expected="boolean", found=kind.simpleString(),
-            remedy="give an expression that is true where a row deletes its key",
+            remedy="give an expression that is true if a row deletes its key",
         )  # fmt: skip
     if argument == "sequence_by" and not isinstance(kind, _ORDERED):
         raise ConfigError(
-            f"{argument} has a type without an order here.",
+            f"{argument} has a type that cannot be ordered.",
             expected="a number, string, binary, boolean, date or timestamp",
             found=f"{text}: {kind.simpleString()}",
-            remedy="give the members of a struct one by one",
+            remedy="list the fields of a struct one by one",
         )

@@ -1,10 +1,9 @@
-"""How Spark writes columns as JSON, in expressions of Spark only: no Python function per row.
+"""Encodes columns as JSON with Spark expressions only: no Python function per row.
 
-`keyfold.statestore.schema.json_codec` describes the form. Nothing here depends on the session: not on its
-time
-zone, on ANSI mode, on `spark.sql.legacy.*` or on the defaults of `to_json`. That is why dates and timestamps
-are not left to `to_json` (its formatters follow the legacy policy of time parsers), and why floats in keys
-are written as their bits (the digits that Java writes for a double changed with Java 19).
+`keyfold.statestore.schema.json_codec` defines the form. The result does not depend on the session: its time
+zone, ANSI mode, `spark.sql.legacy.*` or the defaults of `to_json`. So dates and timestamps are not formatted
+by `to_json` (its formatters depend on the legacy time parser policy), and floats in keys are written as their
+bits (the digits that Java writes for a double changed in Java 19).
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ TIMES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 _REWRITTEN = (*TIMES, T.BinaryType, T.MapType)
 _FLOAT_MAX = {T.FloatType: 3.4028234663852886e38, T.DoubleType: 1.7976931348623157e308}
 _DAY_MICROS = 86_400_000_000
-# Days of 0001-01-01 and 9999-12-31 since 1970: what ISO 8601, SQL and Python can write.
+# Days of 0001-01-01 and 9999-12-31 since 1970: the range of ISO 8601, SQL and Python.
 _DAYS = (-719_162, 2_932_896)
-# Of Spark's formatters only that of timestamps without a zone is left alone by every setting of the session:
-# timestamps are made such ones, in UTC.
+# Only Spark's formatter for timestamps without a time zone ignores all session settings. So timestamps are
+# converted to it, in UTC.
 _OPTIONS = {"ignoreNullFields": "true", "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"}
 
-#: An error that Spark raises for a row begins with this; the remedy follows after `REMEDY`.
+#: An error that Spark raises for a row begins with `MARK`. The remedy follows after `REMEDY`.
 MARK = "keyfold: "
 REMEDY = "\n  what to do: "
 
 
 class Part(NamedTuple):
-    """A column of a key or value: its name there, and the column and type that it comes from."""
+    """A column of a key or value: its name, and its source column and type."""
 
     name: str
     column: Column
@@ -48,12 +47,12 @@ class Part(NamedTuple):
 
 
 def key_object(parts: Sequence[Part]) -> Column:
-    """The text of a key: equal values have equal texts."""
+    """The text of a key. Equal values have equal texts."""
     return _object([(name, _written(col, kind, "bits")) for name, col, kind in parts])
 
 
 def value_object(parts: Sequence[Part]) -> Column:
-    """The text of a value. With NaN or an infinity in it, it begins with a space; its floats are strings."""
+    """The text of a value. With NaN or an infinity it begins with a space, and its floats are strings."""
     plain = _object([(name, _written(col, kind, "number")) for name, col, kind in parts])
     special = [_any(col, kind, _not_finite) for _, col, kind in parts if _contains(kind, FLOATS)]
     if not special:
@@ -72,7 +71,7 @@ def refusing(encoded: Column, parts: Sequence[Part]) -> Column:
     ]
     if not refused:
         return encoded
-    # One CASE WHEN of many branches, not a nest of them: planning a nest grows with the square of its depth.
+    # One CASE WHEN with many branches: the time to plan nested ones grows with the square of their depth.
     case = F.when(*refused[0])
     for condition, error in refused[1:]:
         case = case.when(condition, error)
@@ -80,7 +79,7 @@ def refusing(encoded: Column, parts: Sequence[Part]) -> Column:
 
 
 def raised(what: str, remedy: str) -> Column:
-    """An error, in the place of a binary. Never with the row's content."""
+    """An expression of type binary that raises an error, without the row's content."""
     return F.raise_error(F.lit(f"{MARK}{what}{REMEDY}{remedy}")).cast("binary")
 
 
@@ -92,14 +91,14 @@ def either(conditions: Sequence[Column]) -> Column:
 
 
 def _object(members: Sequence[tuple[str, Column]]) -> Column:
-    """The JSON object of these members; those that are null are left out."""
+    """The JSON object of these members, without those that are null."""
     if not members:
         return F.lit("{}")
     return F.to_json(F.struct(*(col.alias(name) for name, col in members)), _OPTIONS)
 
 
 def _written(col: Column, kind: T.DataType, floats: Floats) -> Column:
-    """`col` as a column that Spark's `to_json` writes in keyfold's form."""
+    """`col` converted so that Spark's `to_json` writes it in keyfold's form."""
     if not _contains(kind, _REWRITTEN if floats == "number" else (*_REWRITTEN, *FLOATS)):
         return col
     if isinstance(kind, FLOATS):
@@ -132,7 +131,7 @@ def _entry(entry: Column, kind: T.MapType, floats: Floats) -> Column:
 
 
 def _members(col: Column, kind: T.StructType) -> list[Column]:
-    """The fields of a struct, by name; where names differ in case only, Spark needs other names first."""
+    """The fields of a struct by name. If names differ only in case, Spark needs temporary names."""
     names = kind.names
     if len({name.lower() for name in names}) < len(names):
         names = [f"f{i}" for i in range(len(names))]
@@ -145,20 +144,20 @@ def _date_text(date: Column) -> Column:
 
 
 def _utc(timestamp: Column) -> Column:
-    """The timestamp's date and time in UTC, which `to_json` writes with a Z."""
+    """The timestamp's date and time in UTC. `to_json` writes it with a Z."""
     epoch = F.lit("1970-01-01").cast("timestamp_ntz")
     return epoch + F.lit(datetime.timedelta(microseconds=1)) * F.unix_micros(timestamp)
 
 
 def _ntz_text(timestamp: Column) -> Column:
-    """`2013-01-31T10:00:00.500000`: Spark's own text leaves out zeros at the end."""
+    """`2013-01-31T10:00:00.500000`. Spark's own text drops trailing zeros."""
     text = timestamp.cast("string")
     pointed = F.when(F.length(text) == 19, F.concat(text, F.lit("."))).otherwise(text)
     return F.replace(F.rpad(pointed, 26, F.lit("0")), F.lit(" "), F.lit("T"))
 
 
 def _bits(col: Column) -> Column:
-    """The text of a float's bits, one for both zeros and one for every NaN."""
+    """The text of a float's bits. Both zeros have the same text, and so have all NaNs."""
     text = F.when(F.isnan(col), F.lit("NaN")).when(col == 0, F.lit("0x0.0p0"))
     return F.when(col.isNotNull(), text.otherwise(F.format_string("%a", col)))
 
@@ -167,7 +166,7 @@ def _bits(col: Column) -> Column:
 
 
 def _contains(kind: T.DataType, kinds: Kinds) -> bool:
-    """Whether a type is one of `kinds` or has one inside."""
+    """Whether a type is one of `kinds` or contains one."""
     if isinstance(kind, T.ArrayType):
         return _contains(kind.elementType, kinds)
     if isinstance(kind, T.MapType):
@@ -193,7 +192,7 @@ def _any(col: Column, kind: T.DataType, leaf: Leaf) -> Column:
 
 
 def _not_finite(col: Column, kind: T.DataType) -> Column:
-    # To Spark, NaN is larger than any number.
+    # In Spark, NaN is larger than any number.
     return F.abs(col) > F.lit(_FLOAT_MAX[type(kind)]) if isinstance(kind, FLOATS) else F.lit(False)
 
 
@@ -221,6 +220,6 @@ _UNWRITABLE: tuple[tuple[Kinds, Leaf, str, str], ...] = (
         TIMES,
         _not_iso,
         "has a date or time outside the years 0001 to 9999",
-        "set it to null, or keep a number",
+        "set it to null, or store it as a number",
     ),
 )

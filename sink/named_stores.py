@@ -1,9 +1,9 @@
-r"""Several stores of one task in one changelog, each with serdes and, if wanted, a time to live.
+r"""Several stores of one task in one changelog, each with serdes and an optional time to live.
 
-A key of the store `clock` is `b"clock\0" + key` in the changelog: names have no NUL, so that no key of one
-store is one of another. An entry that was not written for its store's ttl is hidden from every read, by the
-timestamp of its last record. `keyfold.sink.ttl` makes tombstones of such entries by and by; until then who
-reads the changelog itself (`restore`, `Changelog.get`) still finds them.
+A key of the store `clock` is `b"clock\0" + key` in the changelog. Names have no NUL, so keys of different
+stores never collide. An entry expires when its last record is older than its store's ttl; then no read
+returns it. `keyfold.sink.ttl` gradually replaces expired entries by tombstones. Until then, direct reads of
+the changelog (`restore`, `Changelog.get`) still find them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Store:
     """A named store of a task.
 
     Attributes:
-        key, value: how keys and values become bytes; bytes as they are by default.
-        ttl: an entry that was not written for so long is gone; None: entries stay until they are deleted.
+        key, value: The serdes of keys and values; bytes by default.
+        ttl: An entry expires if it was not written for this long. None: entries are kept until deleted.
 
     Raises `ConfigError`.
     """
@@ -59,7 +59,7 @@ class Store:
             if isinstance(serde, type) or not all(hasattr(serde, name) for name in _SERDE):
                 found = serde.__name__ if isinstance(serde, type) else type(serde).__name__
                 raise ConfigError(
-                    f"The {which} of a store needs a serde.",
+                    f"The {which} serde of a store is invalid.",
                     expected=f"an object with {', '.join(_SERDE)}, such as StringSerde()",
                     found=f"the class {found}" if isinstance(serde, type) else found,
                     remedy=f"write {found}()"
@@ -70,7 +70,7 @@ class Store:
             isinstance(self.ttl, timedelta) and self.ttl >= timedelta(milliseconds=1)
         ):
             raise ConfigError(
-                "That is no time to live.", expected="a timedelta of a millisecond or more, or None",
+                "The ttl of a store is invalid.", expected="a timedelta of 1 ms or more, or None",
                 found=repr(self.ttl), remedy="write for example ttl=timedelta(days=30)",
             )  # fmt: skip
 
@@ -83,31 +83,31 @@ def checked_stores(stores: object) -> dict[str, Store]:
     """The `stores` of a task. Raises `ConfigError`."""
     if not isinstance(stores, Mapping) or not stores:
         raise ConfigError(
-            "The stores of a task have names.", expected='a dict such as {"counts": Store()}',
+            "The `stores` of a task are invalid.", expected='a dict such as {"counts": Store()}',
             found="an empty dict" if stores == {} else type(stores).__name__,
-            remedy="leave `stores` out for one store of bytes",
+            remedy="leave out `stores` for a single store of bytes",
         )  # fmt: skip
     for name, store in stores.items():
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise ConfigError(
-                "A store cannot have that name.", expected="1 to 64 of the characters a-z 0-9 _ . -",
+                "The name of a store is invalid.", expected="1 to 64 of the characters a-z 0-9 _ . -",
                 found=repr(name), remedy="rename it",
             )  # fmt: skip
         if not isinstance(store, Store):
             raise ConfigError(
-                f"The store {name!r} is none.", expected="Store(key=…, value=…, ttl=…)",
-                found=type(store).__name__, remedy="make it with keyfold.sink.task_sink.Store",
+                f"The store {name!r} is not a Store.", expected="Store(key=…, value=…, ttl=…)",
+                found=type(store).__name__, remedy="create it with keyfold.Store",
             )  # fmt: skip
     return dict(stores)
 
 
 def prefix_of(name: str) -> bytes:
-    """What the keys of a store begin with."""
+    """The prefix of all keys of a store."""
     return name.encode() + b"\0"
 
 
 def has_other_keys(base: ReadOnlyStore, stores: Mapping[str, Store]) -> bool:
-    """Whether a key of `base` belongs to none of these stores."""
+    """Whether `base` has a key that belongs to none of these stores."""
     start: bytes | None = None
     for prefix in [*sorted(map(prefix_of, stores)), None]:
         with base.range(start, prefix) as between:
@@ -118,12 +118,12 @@ def has_other_keys(base: ReadOnlyStore, stores: Mapping[str, Store]) -> bool:
 
 
 class LivingView(StoreBase):
-    """The entries of one store, read-only: those whose keys begin with `prefix`, which is left out, and whose
-    last record is younger than `cutoff_ms`.
+    """A read-only view of one store: the entries whose keys begin with `prefix` (which is stripped) and whose
+    last record is newer than `cutoff_ms`.
 
     Args:
-        base: a snapshot with the entries of all stores, which is not closed.
-        cutoff_ms: entries with this timestamp or a lower one are gone; None: they stay.
+        base: A snapshot with the entries of all stores. It is not closed.
+        cutoff_ms: Entries with this timestamp or a lower one have expired. None: entries never expire.
     """
 
     def __init__(self, base: RecordStore, prefix: bytes, cutoff_ms: int | None) -> None:
@@ -167,22 +167,22 @@ class LivingView(StoreBase):
         return Entries(living, records.close)
 
     def snapshot(self) -> ReadOnlyStore:
-        """The same entries, as long as the base is open."""
+        """The same entries, valid as long as the base is open."""
         self._check_open()
         return LivingView(self._base, self._prefix, self._cutoff_ms)
 
 
 class NamedStores:
-    """The stores of a task by their names, as long as one micro-batch lasts: `stores["clock"].get(key)`.
+    """The stores of a task by name, during one micro-batch: `stores["clock"].get(key)`.
 
     Each is a `TypedStore`: get, get_all, put, put_all, delete, delete_all, range, prefix, all, snapshot.
-    Reads see what the batch has written. All that is written to any of them is one commit.
+    Reads see the writes of the batch. All writes to all stores form one commit.
     """
 
     def __init__(
         self, base: RecordStore, stores: Mapping[str, Store], now_ms: int, expired: pa.Array
     ) -> None:
-        """`expired`: keys, with their prefixes, that become tombstones if the task does not write them."""
+        """`expired` are keys, with prefixes, that become tombstones unless the task writes them."""
         self._expired = expired
         self._overlays = {}
         self._typed: dict[str, TypedStore[Any, Any]] = {}
@@ -193,13 +193,13 @@ class NamedStores:
             self._typed[name] = TypedStore(overlay, store.key, store.value)
 
     def __getitem__(self, name: str) -> TypedStore[Any, Any]:
-        """Raises `ConfigError` where the task has no such store."""
+        """Raises `ConfigError` if the task does not declare the store."""
         with suppress(KeyError):
             return self._typed[name]
         near = get_close_matches(str(name), self._typed, n=1, cutoff=0.4)
         raise ConfigError(
-            f"The task has no store {name!r}.", expected=", ".join(map(repr, self._typed)), found=repr(name),
-            remedy=f"did you mean {near[0]!r}?" if near else "name it in the `stores` of the task's class",
+            f"Store {name!r} does not exist.", expected=", ".join(map(repr, self._typed)), found=repr(name),
+            remedy=f"did you mean {near[0]!r}?" if near else "declare it in the `stores` of the task's class",
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[str]:
@@ -212,7 +212,7 @@ class NamedStores:
         return name in self._typed
 
     def changes(self) -> pa.Table:
-        """As `Overlay.changes`, of all stores, behind the tombstones of expired entries."""
+        """The tombstones of expired entries, then the changes of all stores, as in `Overlay.changes`."""
         written = []
         for name, overlay in self._overlays.items():
             changes = overlay.changes()

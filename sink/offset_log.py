@@ -1,17 +1,17 @@
-"""The query that calls a sink: its id, and where its sources stood before and behind a batch.
+"""The query that calls a sink: its id, and the offsets of its sources before and after a batch.
 
 Before it runs batch N, Spark writes `offsets/<N>` into the query's checkpoint:
 
     v1                                  or  v2
     {"batchWatermarkMs":0, …}               {"batchWatermarkMs":0, …}
     {"logOffset":0}                         0:{"logOffset":0}          one line per source,
-    -                                       1:-                        "-" for one without an offset yet
+    -                                       1:-                        "-" for a source without an offset
 
-Sources keep files of their own in `sources/<number>`: a Kafka source where the query began, a file source
-which files are in which batch.
+Sources keep their own files in `sources/<number>`: a Kafka source records where the query began, a file
+source which files are in which batch.
 
-Spark does not sync any of these. Whoever commits a batch syncs them first: a commit must never be durable
-before what says which records were in it.
+Spark syncs none of these files. A sink syncs them before it commits the batch: a commit must never be durable
+before the files that say which records it contains.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LOCAL: Final = re.compile(r"^file:(?://)?(/.*)$|^(/.*)$")
 
 @dataclass(frozen=True)
 class RunningQuery:
-    """The streaming query on whose thread a function is called.
+    """The streaming query whose thread called the function.
 
     Attributes:
-        run: changes with every start of the query; a batch that fails ends its run.
-        checkpoint: a path or URI.
-        execution: the JVM's object of it.
+        run: Changes with every start of the query. A failed batch ends the run.
+        checkpoint: A path or URI.
+        execution: The query's object in the JVM.
     """
 
     id: str
@@ -50,7 +50,7 @@ class RunningQuery:
 
 
 def running_query(session: SparkSession) -> RunningQuery | None:
-    """The query that is calling, None where no query is."""
+    """The query that is calling; None outside of a query."""
     context = session.sparkContext
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
@@ -59,10 +59,10 @@ def running_query(session: SparkSession) -> RunningQuery | None:
     execution = _execution(session, query)
     if execution is None:
         raise ConfigError(
-            "The streaming query that calls this sink cannot be found.",
+            "Cannot find the streaming query that calls this sink.",
             expected="an active query of this process",
             found=f"query {query}",
-            remedy="call the sink on the thread that foreachBatch gives",
+            remedy="call the sink on the thread of the foreachBatch function",
         )
     mode = str(execution.outputMode().toString()).lower()
     run, checkpoint = str(execution.runId().toString()), str(execution.resolvedCheckpointRoot())
@@ -70,12 +70,12 @@ def running_query(session: SparkSession) -> RunningQuery | None:
 
 
 def is_active(session: SparkSession, query: str) -> bool:
-    """Whether a query of this process with that id is running."""
+    """Whether a query with this id is running in this process."""
     return _execution(session, query) is not None
 
 
 def _execution(session: SparkSession, query: str) -> Any:
-    """The JVM's object of an active query, whatever session it is of; `streams.get` knows its own only."""
+    """The JVM object of an active query of any session. `streams.get` finds only its own session's."""
     jvm: Any = session.sparkContext._jvm
     state: Any = session._jsparkSession.sharedState()
     return state.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
@@ -85,20 +85,20 @@ class OffsetLog(Protocol):
     """The entries of `offsets/` in a checkpoint."""
 
     def read(self, batch: int) -> bytes | None:
-        """An entry, None where there is none."""
+        """An entry; None if it does not exist."""
 
     def batches(self) -> Sequence[int]:
         """The batches that have an entry."""
 
     def sync(self, batch: int) -> None:
-        """Make an entry durable, and what the sources keep, as far as this file system can be told to."""
+        """Make an entry and the sources' files durable, as far as the file system supports it."""
 
     def __str__(self) -> str:
-        """Where the checkpoint is."""
+        """The path or URI of the checkpoint."""
 
 
 def offset_log(files: Files, session: SparkSession, checkpoint: str) -> OffsetLog:
-    """The offsets of the checkpoint at a path or URI, wherever Spark can write one."""
+    """The offset log of the checkpoint at a path or URI, on any file system that Spark supports."""
     local = _LOCAL.match(checkpoint)
     if local:
         return LocalOffsetLog(files, Path(local[1] or local[2]))
@@ -106,13 +106,13 @@ def offset_log(files: Files, session: SparkSession, checkpoint: str) -> OffsetLo
 
 
 def positions(log: OffsetLog, batch: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where the sources stand behind `batch`, and where they stood behind the batch before it.
+    """The source offsets after `batch`, and after the batch before it.
 
-    One JSON text per source, "-" for a source without an offset; the second is empty for a query's first
-    batch. Batch ids can have gaps.
+    One JSON text per source, "-" for a source without an offset. The second tuple is empty for a query's
+    first batch. Batch ids can have gaps.
 
     Raises:
-        Damaged: the checkpoint has no entry for the batch, or one that cannot be read.
+        Damaged: The checkpoint has no entry for the batch, or the entry cannot be read.
     """
     text = log.read(batch)
     if text is None:
@@ -132,7 +132,7 @@ def parse(entry: bytes, log: OffsetLog, batch: int) -> tuple[str, ...]:
     try:
         version, _, *sources = entry.decode().rstrip("\n").split("\n")
     except ValueError:
-        raise _damaged(log, batch, "less than two lines, or no UTF-8") from None
+        raise _damaged(log, batch, "fewer than two lines, or invalid UTF-8") from None
     if version == "v1":
         return tuple(sources)
     if version == "v2":
@@ -140,12 +140,12 @@ def parse(entry: bytes, log: OffsetLog, batch: int) -> tuple[str, ...]:
         if all(colon for _, colon, _ in named):
             return tuple(offset for _, _, offset in sorted(named, key=lambda n: (len(n[0]), n[0])))
         raise _damaged(log, batch, "a line without the name of its source")
-    raise _damaged(log, batch, "a version that this keyfold does not know")
+    raise _damaged(log, batch, "a version that this keyfold does not support")
 
 
 def _damaged(log: OffsetLog, batch: int, found: str) -> Damaged:
     return Damaged(
-        "The query's checkpoint does not say where its sources stand.",
+        "Cannot read the source offsets from the query's checkpoint.",
         path=f"{log}/offsets/{batch}",
         expected="an entry of Spark's offset log, version v1 or v2",
         found=found,
@@ -161,7 +161,7 @@ class LocalOffsetLog:
         self._checkpoint = checkpoint
         self._offsets = checkpoint / "offsets"
         self._synced_before = False
-        #: source → its own files that are durable
+        #: source → its files that are already durable
         self._synced_of: dict[str, set[str]] = {}
 
     def __str__(self) -> str:
@@ -177,12 +177,12 @@ class LocalOffsetLog:
         return [int(name) for name in self._files.list_directory(self._offsets) if name.isdigit()]
 
     def sync(self, batch: int) -> None:
-        # With each entry goes the file of its checksum; without it Spark could not read the entry.
+        # Each entry has a checksum file, without which Spark could not read the entry.
         self._sync_with_checksum(self._offsets / str(batch))
         self._files.sync_directory(self._offsets)
         self._sync_sources()
         if not self._synced_before:
-            # The query's id: without it, Spark would take the checkpoint for that of a new query.
+            # The query's id: without it, Spark would treat the checkpoint as that of a new query.
             self._sync_with_checksum(self._checkpoint / "metadata")
             self._files.sync_directory(self._checkpoint)
             self._files.sync_directory(self._checkpoint.parent)
@@ -196,7 +196,7 @@ class LocalOffsetLog:
             kept = {name for name in listed if name.removesuffix(".compact").isdigit()}
             new = kept - self._synced_of.get(source, set())
             for name in sorted(new):
-                # Spark deletes old ones meanwhile.
+                # Spark may delete old files at the same time.
                 with contextlib.suppress(FileNotFoundError):
                     self._sync_with_checksum(sources / source / name)
             if new:
@@ -215,7 +215,7 @@ class LocalOffsetLog:
 class HadoopOffsetLog:
     """The offsets of a checkpoint on any file system that Spark can write to.
 
-    There is no fsync for these: a file that was closed is as durable as it will be.
+    These have no fsync: a closed file is as durable as it will get.
     """
 
     def __init__(self, session: SparkSession, checkpoint: str) -> None:

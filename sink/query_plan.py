@@ -1,8 +1,8 @@
-"""How a running query begins, read from its plan in the JVM.
+"""Reads how a running query begins from its plan in the JVM.
 
-Spark's checkpoint says where each batch ends; where the first one begins is known to its plan only: the
-relation of each source has the offset that the source was asked for. Sources of Spark's first interface, such
-as files, have no such offset.
+Spark's checkpoint says where each batch ends. Only the plan says where the first batch begins: the relation
+of each source has the requested start offset. Sources of Spark's v1 interface, such as files, have no such
+offset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keyfold.checkpoints.manifest.source_offsets import Begin, beginning_of, is_
 #: In the metadata of a column of an initial state: `{"changelog": uuid, "commit": number}`.
 STATE_OF: Final = "keyfold.state"
 
-#: Operators of Spark that keep state in a stream, by the names of their classes.
+#: Spark's stateful operators, by class name.
 _STATEFUL: Final = (
     *("Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "GlobalLimit"),
     *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"),
@@ -28,17 +28,17 @@ _SOURCE: Final = "StreamingDataSourceV2ScanRelation"
 
 
 def elements(sequence: Any) -> list[Any]:
-    """The elements of a sequence of Scala."""
+    """The elements of a Scala sequence."""
     return [sequence.apply(i) for i in range(sequence.size())]
 
 
 def kind_of(node: Any) -> str:
-    """The name of a node's class."""
+    """The class name of a node."""
     return str(node.getClass().getSimpleName())
 
 
 def stateful(plan: Any) -> Iterator[Any]:
-    """The operators of a logical plan that keep state from batch to batch."""
+    """The operators of a logical plan that keep state between batches."""
     for node in _nodes(plan):
         if not node.isStreaming():
             continue
@@ -48,12 +48,12 @@ def stateful(plan: Any) -> Iterator[Any]:
 
 
 def query_start(execution: Any, source: Sequence[str], previous: Sequence[str]) -> QueryStart:
-    """How the query begins with the batch that it is computing.
+    """How the query begins, read during the batch that it is computing.
 
     Args:
-        execution: the JVM's object of the query.
-        source, previous: where the sources stand after that batch and before it, from the checkpoint; of the
-            query's first batch nothing is known before.
+        execution: The query's object in the JVM.
+        source, previous: The source offsets after and before that batch, from the checkpoint. `previous` is
+            empty for the query's first batch.
     """
     streams = elements(execution.sources())
     known = len(previous) == len(source)
@@ -71,14 +71,14 @@ def _begins(execution: Any, streams: list[Any], source: Sequence[str]) -> list[s
             continue
         begin, end = (str(o.get().json()) for o in (node.startOffset(), node.endOffset()))
         for number in _numbers(node, streams):
-            # Sources with names are kept in another order.
+            # Named sources are stored in another order.
             if number < len(source) and source[number] == end:
                 begins[number] = begin
     return [beginning_of(end, begin) for end, begin in zip(source, begins, strict=True)]
 
 
 def _operator(node: Any, streams: list[Any], source: Sequence[str]) -> Operator:
-    """With the states that come to it: seeds among its sources, or its initial state."""
+    """An operator with its initial states: seeds among its sources, or its initial state."""
     states = set()
     for below in _nodes(node):
         if kind_of(below) == _SOURCE:
@@ -91,7 +91,7 @@ def _operator(node: Any, streams: list[Any], source: Sequence[str]) -> Operator:
 
 
 def _with_loss(plan: Any, streams: list[Any]) -> set[int]:
-    """The numbers of the sources that may leave out what is gone."""
+    """The numbers of the sources that may skip lost data."""
     found: set[int] = set()
     for node in _nodes(plan):
         if kind_of(node) == _SOURCE:
@@ -102,7 +102,7 @@ def _with_loss(plan: Any, streams: list[Any]) -> set[int]:
 
 
 def _numbers(relation: Any, streams: list[Any]) -> list[int]:
-    """Which of the query's sources a relation reads; the same DataFrame can be in a query twice."""
+    """The query's sources that a relation reads. The same DataFrame can occur in a query twice."""
     return [n for n, stream in enumerate(streams) if stream.equals(relation.stream())]
 
 

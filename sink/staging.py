@@ -1,13 +1,12 @@
-"""Blocks on their way into the log: tasks write them aside, the driver gives them their offsets.
+"""Staging: tasks write blocks to staging files, and the driver assigns their offsets.
 
-A task splits its rows by partition of the log and writes finished blocks, which count their records from 0,
-into a file of its own in the writer's working directory. What it returns to the driver is a few numbers per
-block, never a row. The driver reads each block back, compares its checksum, shifts its offsets and appends
-it: rows are neither decoded nor collected, and a batch of any size takes the memory of one block per
-partition.
+A task splits its rows by partition of the log and writes encoded blocks, with offsets that start at 0, to its
+own file in the writer's working directory. It returns a few numbers per block to the driver, never a row. The
+driver reads each block back, verifies its checksum, shifts its offsets and appends it. Rows are neither
+decoded nor collected, and a batch of any size needs the memory of one block per partition.
 
-A file counts only if the driver was told of it: attempts that failed or lost a race leave files that nobody
-names. Spark's Python workers import this module, so it needs nothing of `keyfold.checkpoints`.
+A file is used only if its task reported it to the driver: failed or duplicate attempts leave files that are
+ignored. Spark's Python workers import this module, so it imports nothing from `keyfold.checkpoints`.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: A task keeps back so many bytes of rows for each partition of the log, and at most so many together.
+#: The number of bytes of rows that a task buffers per partition of the log, and the maximum in total.
 _KEPT_BYTES_MAX: Final = 64 << 20
-#: Arrow's binary columns hold 2 GiB; batches are not put together beyond half of that.
+#: Arrow's binary columns hold 2 GiB; batches are combined only up to half of that.
 _TOGETHER_BYTES_MAX: Final = 1 << 30
 
 NO_KEY: Final = 1
@@ -59,10 +58,10 @@ WRONG_TIME: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One block that a task wrote aside: what travels to the driver.
+    """One staged block, as a task reports it to the driver.
 
-    `position` and `length` are bytes in the file of this attempt. Where `problem` is not 0, it is no block
-    but the row that kept the task from going on, and `records` is the number of that row.
+    `position` and `length` are bytes in the file of this attempt. If `problem` is not 0, this is not a block
+    but the row that stopped the task, and `records` is the number of that row.
     """
 
     task: int
@@ -83,14 +82,14 @@ _FACTS: Final = pa.schema([pa.field(name, pa.int64()) for name in _NAMES])
 
 @dataclass(frozen=True)
 class Stage:
-    """What a task does with its rows; the function for `DataFrame.mapInArrow`.
+    """Stages the rows of a task; the function for `DataFrame.mapInArrow`.
 
-    Rows have the columns `key` and `value` (binary) and, if wanted, `timestamp` (int64 ms), `headers`, and
-    after a sort `row` (where the row was before) and `unordered` (whether a value to sort by is null).
+    Rows have the columns `key` and `value` (binary) and optionally `timestamp` (int64 ms), `headers`, and
+    after a sort `row` (the position before the sort) and `unordered` (whether a value to sort by is null).
 
     Attributes:
-        directory: where the task's file goes. It is there already, and goes with the batch.
-        now_ms: the timestamp of rows without one.
+        directory: The directory of the task's file. It exists, and is removed with the batch.
+        now_ms: The timestamp of rows without one.
     """
 
     directory: str
@@ -99,7 +98,7 @@ class Stage:
     now_ms: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """In a task of Spark: what `run` returns, as one Arrow batch."""
+        """Called in a Spark task: the result of `run` as one Arrow batch."""
         context = TaskContext.get()
         assert context is not None
         staged = self.run(LOCAL, batches, context.partitionId(), context.taskAttemptId())
@@ -107,10 +106,10 @@ class Stage:
         yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T.copy()], schema=_FACTS)
 
     def run(self, files: Files, batches: Iterable[pa.RecordBatch], task: int, attempt: int) -> list[Staged]:
-        """Write the rows aside; returns the blocks, those of one partition in the order of their records.
+        """Write the rows to the staging file. Returns the blocks, those of one partition in record order.
 
         Raises:
-            StorageFailed: the file cannot be written.
+            StorageFailed: The file cannot be written.
         """
         path = filenames.staged(Path(self.directory), self.batch, task, attempt)
         writing = _Writing(files, path, task, attempt)
@@ -118,11 +117,11 @@ class Stage:
             return self._run(writing, batches)
         except OSError as e:
             raise StorageFailed(
-                "A task could not write its part of the batch.",
+                "A task failed to write its part of the batch.",
                 path=path,
                 expected="a directory that every task can write to",
                 found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy='free or repair the disk; if the tasks run on other machines, use placement="driver"',
+                remedy='free or repair the disk; if tasks run on other machines, use placement="driver"',
             ) from e
         finally:
             writing.close()
@@ -154,7 +153,7 @@ class Stage:
         counts = np.bincount(numbers, minlength=self.partitions)
         touched = np.flatnonzero(counts).tolist()
         if len(touched) > 1:
-            # Partitions fit into 16 bits, and of those numpy's stable sort is a radix sort.
+            # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
             rows = rows.take(pa.array(np.argsort(numbers.astype(np.uint16), kind="stable")))
         start = 0
         for number in touched:
@@ -165,7 +164,7 @@ class Stage:
 
 
 class _Writing:
-    """One task's file of blocks; made with the first block."""
+    """The staging file of one task, created with the first block."""
 
     def __init__(self, files: Files, path: Path, task: int, attempt: int) -> None:
         self.task = task
@@ -204,7 +203,7 @@ class _Writing:
 
 
 def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | None:
-    """The first row that cannot be written. `row`: rows of this task before `batch`."""
+    """The first row that cannot be written. `row` is the number of rows of this task before `batch`."""
     columns = batch.schema.names
     keys = batch.column("key")
     if keys.null_count:
@@ -219,13 +218,13 @@ def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | Non
         return None
     task, row = writing.task, row + index
     if "row" in columns:
-        # Spark's monotonically_increasing_id: the task before the sort, above 33 bits of row.
+        # From Spark's monotonically_increasing_id: the task before the sort, then 33 bits of row.
         task, row = divmod(batch.column("row")[index].as_py(), 1 << 33)
     return Staged(task, writing.attempt, -1, 0, 0, row, 0, 0, 0, kind)
 
 
 def _header_without_key(headers: pa.Array) -> int:
-    """The first row with such a header, -1 for none."""
+    """The first row with a header without a key; -1 if there is none."""
     items = headers.flatten()
     if not items.null_count and not items.field("key").null_count:
         return -1
@@ -235,7 +234,7 @@ def _header_without_key(headers: pa.Array) -> int:
 
 
 def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
-    """Rows with `timestamp` and `headers` as records have them."""
+    """Rows with the `timestamp` and `headers` columns of records."""
     if "timestamp" in rows.schema.names:
         timestamps, _ = timestamps_ms(rows.column("timestamp"), now_ms)
     else:
@@ -257,24 +256,24 @@ def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
 
 
 def staged_by_tasks(records: DataFrame, stage: Stage) -> list[Staged]:
-    """Every task writes its own rows; what they wrote, in the order of the DataFrame."""
-    # A schema as text would be parsed by the JVM in every batch.
+    """Every task stages its own rows. Returns the blocks in the order of the DataFrame."""
+    # The JVM would parse a schema given as text in every batch.
     facts = T.StructType([T.StructField(name, T.LongType()) for name in _NAMES])
     rows = records.mapInArrow(stage, facts).collect()
     return sorted((Staged(*row) for row in rows), key=lambda s: s.task)
 
 
 def staged_on_driver(files: Files, records: DataFrame, stage: Stage) -> list[Staged]:
-    """The same where tasks cannot write to the changelog's disk: every row comes to the driver.
+    """The same if tasks cannot write to the changelog's disk: every row is sent to the driver.
 
-    One partition of the DataFrame at a time is held in the JVM's memory, one Arrow batch in Python's.
+    The JVM holds one partition of the DataFrame at a time in memory, Python one Arrow batch.
     """
     return stage.run(files, _arriving(records), 0, 0)
 
 
 def _arriving(records: DataFrame) -> Iterator[pa.RecordBatch]:
     def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Sent to the workers by value, so keyfold need not be installed where they run.
+        # Sent to the workers by value, so keyfold need not be installed there.
         for batch in batches:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -286,7 +285,7 @@ def _arriving(records: DataFrame) -> Iterator[pa.RecordBatch]:
             with pa.ipc.open_stream(row.packed) as stream:
                 yield from stream
     except Py4JJavaError as error:
-        # Spark itself does this for every action but this one.
+        # Spark itself does this for every other action.
         cause = error.java_exception
         while cause.getCause() is not None:
             cause = cause.getCause()
@@ -294,14 +293,14 @@ def _arriving(records: DataFrame) -> Iterator[pa.RecordBatch]:
 
 
 def refused_row(staged: Sequence[Staged], batch: int) -> BadRecord | None:
-    """The error for the first row that a task could not write, None where all were written."""
+    """The error for the first row that a task could not write; None if all were written."""
     problems = [s for s in staged if s.problem]
     if not problems:
         return None
     first = min(problems, key=lambda s: (s.task, s.records))
     position = f"batch {batch}, Spark partition {first.task}, row {first.records}"
     what, expected, remedy = _PROBLEMS[first.problem]
-    found = "another time" if first.problem == WRONG_TIME else "null"
+    found = "a timestamp out of range" if first.problem == WRONG_TIME else "null"
     return BadRecord(what, position=position, expected=expected, found=found, remedy=remedy)
 
 
@@ -309,17 +308,17 @@ _PROBLEMS: Final = {
     NO_KEY: (
         "A record has no key.",
         "a key that is not null",
-        "filter such rows out, or give them a key, before they are written",
+        "filter out such rows, or give them a key, before you write them",
     ),
     NO_HEADER_KEY: (
         "A header of a record has no key.",
         "headers whose keys are not null",
-        "filter such headers out, or drop the column headers",
+        "filter out such headers, or drop the column headers",
     ),
     NO_SEQUENCE: (
-        "A record has no place in the order of its key.",
+        "A record has a null in sequence_by.",
         "values of sequence_by that are not null",
-        "filter such rows out, or order by something that every row has",
+        "filter out such rows, or use columns that are never null in sequence_by",
     ),
     WRONG_TIME: WRONG_TIMESTAMP,
 }
@@ -328,10 +327,10 @@ _PROBLEMS: Final = {
 def blocks_by_partition(
     files: Files, stage: Stage, staged: Iterable[Staged], compression: str | None
 ) -> dict[int, Callable[[int], Iterator[Block]]]:
-    """For each partition of the log that gets records: a function that places its blocks from an offset on.
+    """For each partition of the log with records: a function that returns its blocks, starting at an offset.
 
-    The functions raise `StorageFailed` or `Damaged` where a file is not as the task left it. Neither fences
-    the writer: nothing that counts was written.
+    The functions raise `StorageFailed` or `Damaged` if a file is not as the task left it. Neither fences the
+    writer: nothing committed was written.
     """
     parts: dict[int, list[Staged]] = {}
     for s in staged:
@@ -357,25 +356,25 @@ def _compressed(block: np.ndarray, compression: str) -> pa.Buffer:
 
 
 def _read(files: Files, stage: Stage, s: Staged) -> pa.Buffer:
-    """A staged block; read, not mapped: mapped pages would count as the driver's memory."""
+    """A staged block. It is read, not mapped: mapped pages would count as the driver's memory."""
     path = filenames.staged(Path(stage.directory), stage.batch, s.task, s.attempt)
     try:
         data = files.read(path, s.position, s.length)
     except OSError as e:
         raise StorageFailed(
-            "What a task wrote cannot be read on the driver.",
+            "The driver cannot read a file that a task wrote.",
             path=path,
-            expected="a disk that both of them see",
+            expected="a disk that the tasks and the driver share",
             found=f"{type(e).__name__}: {e.strerror or e}",
             remedy='use placement="driver"',
         ) from e
     if len(data) != s.length or crc32c(data) != s.crc:
         raise Damaged(
-            "What a task wrote is not what the driver reads.",
+            "A staged block does not match its checksum.",
             path=path,
             position=f"bytes {s.position} to {s.position + s.length}",
             expected=f"crc32c {s.crc:08x}",
             found=f"{len(data)} bytes with crc32c {crc32c(data):08x}",
-            remedy="check the disk; nothing of the batch counts, start the query again",
+            remedy="check the disk, then restart the query; the batch was not committed",
         )
     return pa.py_buffer(data)

@@ -1,4 +1,4 @@
-"""One micro-batch of a task, from Arrow batches to the changes that its commit has to write. No Spark."""
+"""Runs one micro-batch of a task, from Arrow batches to the changes to commit. No Spark."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ Call = Callable[..., object]
 
 
 class TaskLike(Protocol):
-    """Any object with this method is a task; `Task` says what it may have besides."""
+    """Any object with this method is a task. `Task` lists its optional members."""
 
     def process(self, records: pa.RecordBatch, store: Any) -> None: ...
 
 
 class Task(ABC):
-    """A job in Samza's manner. A class may inherit from this one, but need not.
+    """A stateful task in the style of Samza. A task class may inherit from this class, but need not.
 
     Attributes:
-        stores: its stores by their names; then `store["name"]` is one of them. None: `store` itself is one
-            store, of bytes.
-        window_interval: `window` is called at most so often, by the writer's clock; None: after every batch.
+        stores: The stores of the task by name; `store["name"]` is one of them. None: `store` itself is a
+            single store of bytes.
+        window_interval: The minimum time between calls of `window`, by the writer's clock. None: after every
+            batch.
 
-    One task has one store over all partitions of the changelog, not one per partition as in Samza, so that
-    their number says nothing about how keys are processed, and another changelog may have more of them.
+    A task has one store over all partitions of the changelog, not one per partition as in Samza. The
+    partition count does not affect processing, and another changelog may have more partitions.
     """
 
     stores: ClassVar[Mapping[str, Store] | None] = None
@@ -45,28 +46,28 @@ class Task(ABC):
 
     @abstractmethod
     def process(self, records: pa.RecordBatch, store: Any) -> None:
-        """Called for each Arrow batch of a micro-batch that has rows; it must keep neither argument."""
+        """Called for each Arrow batch with rows of a micro-batch. It must not keep its arguments."""
 
-    def window(self, store: Any) -> None:  # noqa: B027 - one that does nothing is the default
-        """Called behind the last `process` of a micro-batch, whose commit it is part of.
+    def window(self, store: Any) -> None:  # noqa: B027 - does nothing by default
+        """Called after the last `process` of a micro-batch. Its writes are part of the same commit.
 
-        The first micro-batch of a process calls it, then the first one after each `window_interval`. Without
-        a micro-batch there is no window: a query that has no new data calls nothing.
+        It is called in the first micro-batch of a process, and then in the first one after each
+        `window_interval`. It is not called without a micro-batch: a query without new data calls nothing.
         """
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A micro-batch that has run. `changes` is what its commit has to write, then call `committed`."""
+    """The result of a micro-batch. Commit `changes`, then call `committed`."""
 
     changes: pa.Table
     committed: Callable[[], None]
 
 
 class TaskRunner:
-    """Runs the micro-batches of one task, one at a time, and knows when its windows and expiries are due.
+    """Runs the micro-batches of one task, one at a time, and tracks when its windows and expiries are due.
 
-    Raises `ConfigError` where the task is not as `Task` says.
+    Raises `ConfigError` if the task does not have the form of `Task`.
     """
 
     def __init__(self, task: TaskLike) -> None:
@@ -110,7 +111,7 @@ class TaskRunner:
         return True
 
     def _window_due(self, now_ms: int) -> bool:
-        """Also where the clock went backwards: nobody knows how long ago the last window was then."""
+        """True also if the clock went backwards: then the time since the last window is unknown."""
         last_ms = self._windowed_ms
         return last_ms is None or not last_ms <= now_ms < last_ms + self._interval_ms
 
@@ -121,14 +122,14 @@ class TaskRunner:
             self._sweeper.done(sweep)
 
     def _sweeper_of(self, engine: Engine, base: RecordStore, stores: Mapping[str, Store]) -> Sweeper:
-        """That of this opening of the changelog, whose keys are looked at once."""
+        """The sweeper of this opening of the changelog. Its keys are checked once."""
         if self._engine is not engine or self._sweeper is None:
             if has_other_keys(base, stores):
                 raise ConfigError(
                     "The changelog has keys that belong to no store of this task.", path=engine.root,
-                    expected=f"keys of {', '.join(stores)}", found="others as well",
-                    remedy="a store that was renamed keeps its old name in the changelog: name it so again. "
-                    "One that is not wanted any more is named until the task has deleted what is in it",
+                    expected=f"keys of {', '.join(stores)}", found="other keys as well",
+                    remedy="a renamed store keeps its old name in the changelog: declare the old name again. "
+                    "Keep declaring a store that you no longer need until the task has deleted its entries",
                 )  # fmt: skip
             ttls = {prefix_of(n): store.ttl_ms for n, store in stores.items() if store.ttl_ms is not None}
             self._sweeper, self._engine = Sweeper(engine.files, engine.root, ttls), engine
@@ -136,29 +137,29 @@ class TaskRunner:
 
 
 def is_task(process: object) -> bool:
-    """Whether it is an object with `process`, not a function. Raises `ConfigError` where it is neither."""
+    """Whether it is an object with `process`, not a function. Raises `ConfigError` if it is neither."""
     if isinstance(process, type):
         raise ConfigError(
-            "A task is an object, this is its class.", expected=f"{process.__name__}(…)",
-            found=f"the class {process.__name__}", remedy=f"make one: {process.__name__}()",
+            "Not a task: a class instead of an object.", expected=f"{process.__name__}(…)",
+            found=f"the class {process.__name__}", remedy=f"create an instance: {process.__name__}()",
         )  # fmt: skip
     if hasattr(process, "process"):
         return True
     if callable(process):
         return False
     raise ConfigError(
-        "That is no task.", expected="a method process(records, store), or a function of (df, store)",
-        found=f"{type(process).__name__} without it", remedy="add the method",
+        "Not a task.", expected="a method process(records, store), or a function of (df, store)",
+        found=f"{type(process).__name__} without process", remedy="add the method process",
     )  # fmt: skip
 
 
 def _method(task: object, name: str, arguments: tuple[str, ...]) -> Call:
-    """A method of a task that takes so many arguments. Raises `ConfigError`."""
+    """A method of a task that takes these arguments. Raises `ConfigError`."""
     method = getattr(task, name, None)
     wanted = f"{name}({', '.join(arguments)})"
     if not callable(method):
         raise ConfigError(
-            f"The task's {name} cannot be called.", expected=wanted, found=type(method).__name__,
+            f"The task's {name} is not a method.", expected=wanted, found=type(method).__name__,
             remedy=f"define a method {wanted}",
         )  # fmt: skip
     found = _signature(method)
@@ -167,7 +168,7 @@ def _method(task: object, name: str, arguments: tuple[str, ...]) -> Call:
             found.bind(*arguments)
         except TypeError:
             raise ConfigError(
-                f"The task's {name} takes other arguments.", expected=wanted, found=f"{name}{found}",
+                f"The task's {name} has the wrong parameters.", expected=wanted, found=f"{name}{found}",
                 remedy=f"define a method {wanted}",
             ) from None  # fmt: skip
     return cast(Call, method)
@@ -176,7 +177,7 @@ def _method(task: object, name: str, arguments: tuple[str, ...]) -> Call:
 def _signature(method: Call) -> inspect.Signature | None:
     try:
         return inspect.signature(method)
-    except ValueError:  # of some functions that are not written in Python
+    except ValueError:  # some functions that are not written in Python
         return None
 
 
@@ -185,12 +186,12 @@ def _interval_ms(interval: object, window: Call | None) -> int:
         return 0
     if not (isinstance(interval, timedelta) and interval >= timedelta(milliseconds=1)):
         raise ConfigError(
-            "That is no window interval.", expected="a timedelta of a millisecond or more, or None",
+            "The window_interval is invalid.", expected="a timedelta of 1 ms or more, or None",
             found=repr(interval), remedy="write for example window_interval = timedelta(minutes=1)",
         )  # fmt: skip
     if window is None:
         raise ConfigError(
-            "The task has a window_interval, and no window.", expected="a method window(store)",
-            found="none", remedy="define it, or leave the interval out",
+            "The task has a window_interval but no method window.", expected="a method window(store)",
+            found="none", remedy="define the method, or leave out the window_interval",
         )  # fmt: skip
     return interval // timedelta(milliseconds=1)

@@ -1,6 +1,6 @@
-"""`TaskSink`: a job in Samza's manner, whose state is the changelog's last values.
+"""`TaskSink`: a stateful task in the style of Samza. Its state is the last values of the changelog.
 
-The names that a task needs are all here: `Task`, `Store`, and the serdes of its stores' keys and values.
+This module has all names that a task needs: `Task`, `Store`, and the serdes for its stores' keys and values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Process: TypeAlias = Callable[[DataFrame, Transaction], None]
 
 
 class TaskSink(ForeachBatch):
-    """Calls a task for each micro-batch; what it writes to its store is the batch's commit.
+    """Calls a task for each micro-batch. The task's writes to its store are the batch's commit.
 
         class Visits:
             stores = {"visits": Store(StringSerde(), Int64Serde(), ttl=timedelta(days=30))}
@@ -54,29 +54,30 @@ class TaskSink(ForeachBatch):
         query = clicks.writeStream.foreachBatch(TaskSink("var/visits", Visits())).option(…).start()
 
     A task is an object with `process(records, store)`, which is called for each Arrow batch of the
-    micro-batch; two of its partitions at most are in memory. It may have `window`, `stores` and
+    micro-batch. At most two partitions are in memory at a time. It may have `window`, `stores` and
     `window_interval`: see `Task`. A function `process(df, store)` is called once, with the DataFrame and a
-    store of bytes; of a stateful query it has to read every partition of `df`.
+    store of bytes. In a stateful query it must read every partition of `df`.
 
     A store has `get, get_all, put, put_all, delete, delete_all, range, prefix, all`, and its reads see its
-    own writes; `get_all` and `put_all` also take Arrow arrays. Tasks run on the driver. An exception commits
-    nothing. A batch that Spark delivers again is read to its end, and the task is not called.
+    own writes. `get_all` and `put_all` also accept Arrow arrays. Tasks run on the driver. After an exception
+    nothing is committed. If Spark delivers a batch again, it is read to its end without calling the task.
 
     Args:
-        path: the changelog, created where there is none.
-        process: the task. It must not keep the store.
-        partitions: of a new changelog (default 1); an existing one must have as many.
-        app_id: names the job for the changelog's life; by default the name that the directory had when the
-            changelog was created, which is kept in it.
-        config: settings by Kafka's names, kept in the changelog.
-        on_reset, accept_replay: see `ChangelogSink`. This job's state is the changelog itself, so that
-            "restore" only continues the source where `resume` says.
-        steal: take over from a writer in another process, which is fenced.
-        files: for tests.
+        path: The changelog, created if it does not exist.
+        process: The task. It must not keep the store.
+        partitions: Number of partitions for a new changelog (default 1). For an existing one it must match.
+        app_id: Names the job for the life of the changelog. Defaults to the name of the directory when the
+            changelog was created; it is stored in the changelog.
+        config: Settings by Kafka's names, stored in the changelog.
+        on_reset, accept_replay: See `ChangelogSink`. The state of a task is the changelog itself, so
+            "restore" only makes the source continue where `resume` says.
+        steal: Take over from a writer in another process, which is fenced.
+        files: For tests.
 
     Raises:
-        ConfigError: also where the task, its stores or their serdes are not as they should be.
-        SchemaMismatch, NotAChangelog, FormatTooNew, Damaged, ChangelogLocked, StorageFailed: see there.
+        ConfigError: An argument is refused, or the task, its stores or their serdes are invalid.
+        SchemaMismatch: The changelog has typed columns.
+        See `Changelog.open` for the other errors.
     """
 
     def __init__(
@@ -131,9 +132,9 @@ class TaskSink(ForeachBatch):
     def _check_kind(self, log: Changelog) -> None:
         if log.columns is not None:
             raise SchemaMismatch(
-                "The changelog has typed columns; a task writes bytes.",
+                "The changelog has typed columns, but a task writes bytes.",
                 path=self.path,
                 expected="a changelog of raw bytes",
                 found=f"keys {', '.join(log.columns.keys)}",
-                remedy="give the task a changelog of its own",
+                remedy="use a separate changelog for the task",
             )

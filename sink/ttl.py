@@ -1,10 +1,9 @@
-"""Which entries have outlived their ttl, found by reading the log once from its start.
+"""Finds expired entries by reading the log once from its start.
 
-Records come in the order of the writer's clock, so those that are old enough are the beginning of each
-partition. A cursor goes over them as they get old; a key whose *last* record is old enough, which the
-last-value store tells, is due for a tombstone. Nothing else decides: a clock that went backwards, or an
-append with timestamps of its own, can only make the tombstone later, because a cursor waits in front of the
-first record that is too young.
+Records are in the order of the writer's clock, so the old records are at the beginning of each partition. A
+cursor passes over records as they get old. A key whose *last* record, according to the last-value store, is
+old enough is due for a tombstone. If the clock goes backwards, or an append has its own timestamps, the
+tombstone can only come later, because a cursor waits at the first record that is too young.
 """
 
 from __future__ import annotations
@@ -26,21 +25,22 @@ from keyfold.statestore.keys.buffers import Bools, Ints
 from keyfold.statestore.kv.api import RecordStore
 from keyfold.statestore.segment.reader import read_segments
 
-#: So many records at least are gone over in one batch, in all partitions together, if so many are old enough;
-#: and twice as many as came in since the last time, so that the cursors keep up whatever the rate.
+#: The minimum number of old records to pass over in one batch, in all partitions together. The limit is at
+#: least twice the number of new records since the last batch, so that the cursors keep up at any rate.
 _RECORDS_MIN: Final = 32_768
-#: The same for one partition, where there are many.
+#: The minimum for each partition if there are many.
 _PARTITION_RECORDS_MIN: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where the search for old records of one ttl stands in one partition.
+    """The position of the search for old records of one ttl in one partition.
 
     Attributes:
-        offset: records below were old, and are done.
-        generation: of the partition; after a rollback older records may be the last of their keys again.
-        looked_ms, due_ms: when it was looked last, and before when there is nothing to find.
+        offset: Records below this offset were old and are processed.
+        generation: Generation of the partition. After a rollback, older records may again be the last of
+            their keys.
+        looked_ms, due_ms: The time of the last search, and the time before which there is nothing to find.
     """
 
     offset: int = 0
@@ -51,20 +51,18 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one look found: keys for which a tombstone is due, and where the cursors stand once it is
-    committed.
-    """
+    """The result of one search: the keys that are due for a tombstone, and the cursors after its commit."""
 
     keys: pa.Array
     cursors: Mapping[tuple[int, int], Cursor]
 
 
 class Sweeper:
-    """The cursors of one changelog, one for each ttl and partition. They begin anew with every opening.
+    """The cursors of one changelog, one for each ttl and partition. They start over whenever it is opened.
 
     Args:
-        files, root: the changelog.
-        ttls_ms: what the keys of a store begin with → its ttl.
+        files, root: The changelog.
+        ttls_ms: Prefix of the keys of a store → its ttl.
     """
 
     def __init__(self, files: Files, root: Path, ttls_ms: Mapping[bytes, int]) -> None:
@@ -77,11 +75,11 @@ class Sweeper:
         self._ends: tuple[int, ...] = ()
 
     def look(self, state: State, base: RecordStore, now_ms: int) -> Sweep:
-        """Go over what has become old, in bounded steps.
+        """Search the records that have become old, in bounded steps.
 
         Args:
-            state: of the log; its files must stay meanwhile.
-            base: the last values as of `state` or later.
+            state: State of the log. Its files must be kept during the search.
+            base: The last values as of `state` or later.
         """
         found: list[pa.Array] = []
         cursors = {}
@@ -102,12 +100,12 @@ class Sweeper:
         return Sweep(keys, cursors)
 
     def done(self, sweep: Sweep) -> None:
-        """The tombstones are committed: go on behind them."""
+        """Advance the cursors after the tombstones are committed."""
         self._cursors.update(sweep.cursors)
 
 
 class _Scan:
-    """One look at one partition."""
+    """One search in one partition."""
 
     def __init__(
         self, p: PartitionState, cursor: Cursor, prefixes: list[bytes], ttl_ms: int, now_ms: int, budget: int
@@ -124,7 +122,7 @@ class _Scan:
         return Cursor(self.offset, self._p.generation, self._now_ms, self._due_ms)
 
     def expired(self, log: Iterable[pa.RecordBatch], base: RecordStore) -> Iterator[pa.Array]:
-        """Keys whose last record is old enough, among those of the records gone over."""
+        """Keys whose last record is old enough, among the records passed over."""
         cutoff_ms = self._now_ms - self._ttl_ms
         for whole in log:
             batch = whole.slice(0, self._budget)
@@ -140,8 +138,8 @@ class _Scan:
         self._due_ms = self._now_ms + self._ttl_ms
 
     def _old(self, batch: pa.RecordBatch, cutoff_ms: int) -> Ints:
-        """The rows with values of these stores in front of the first that is too young; the cursor goes
-        there.
+        """The rows with values of these stores before the first one that is too young. Moves the cursor to
+        that row.
         """
         offsets = batch.column("offset").to_numpy()
         rows = np.flatnonzero(self._own(batch.column("key")))

@@ -1,1 +1,1 @@
-"""The `keyfold` command. `main` is what the script calls."""
+"""The `keyfold` command. The script calls `main`."""

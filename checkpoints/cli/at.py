@@ -1,4 +1,4 @@
-"""`--at`: a point in a changelog's life, as it is typed in."""
+"""Parses `--at`: a point in the history of a changelog."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from keyfold.checkpoints.manifest.state import State
 
 _BATCH = re.compile(r"^(.+):([0-9]+)$", re.DOTALL)
 
-AT_HELP = (
-    "A commit number, APP:BATCH, the name of an anchor, or a time (ISO 8601, UTC where it does not say)."
-)
+AT_HELP = "A commit number, APP:BATCH, an anchor's name, or a time (ISO 8601, UTC by default)."
 
 
 def at_from(text: str, state: State) -> int | tuple[str, int] | str | datetime.datetime:
-    """What `text` means: an anchor that is there, a commit number, a batch of a known app, a time; in this
+    """The meaning of `text`: an existing anchor, a commit number, a batch of a known app, or a time, in this
     order.
 
-    What is nothing of these is taken for what its form is most like, so that the error names what there is.
+    Any other text is treated as the most similar form, so that the error can list the valid values.
     """
     if text in state.anchors:
         return text

@@ -1,4 +1,4 @@
-"""The verbs that write: `compact`, `anchor`, `config`. Each takes the lock, or says who holds it."""
+"""The commands that write: `compact`, `anchor`, `config`. Each takes the lock, or names its holder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.checkpoints.manifest.state import Anchor, State
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
 
-#: While it waits for another process, `compact` looks this often whether that one has ended.
+#: While `compact` waits for another process, it checks this often whether that process has ended.
 _RETRY_SECONDS: Final = 2.0
 
 
 @contextmanager
 def _writer(place: Target, remedy: str) -> Iterator[Changelog]:
-    """The changelog open to write; it must be there, and be no snapshot. Raises `ConfigError`, or
-    `ChangelogLocked` with this `remedy`.
+    """Open an existing changelog for writing. Raises `ConfigError` for a snapshot, and `ChangelogLocked` with
+    this `remedy`.
     """
     if read_identity(place.files, place.path).snapshot:
         raise ConfigError(
-            "This is a snapshot, which is only read.", path=place.path, expected="a changelog",
-            found="a snapshot", remedy="make a changelog of it with keyfold snapshot PATH --clone-to DIR",
+            "A snapshot is read-only.", path=place.path, expected="a changelog",
+            found="a snapshot", remedy="clone it to a changelog with keyfold snapshot PATH --clone-to DIR",
         )  # fmt: skip
     try:
         log = Changelog.open(place.path, files=place.files)
@@ -52,14 +52,15 @@ def _writer(place: Target, remedy: str) -> Iterator[Changelog]:
     "keyfold compact var/counts",
     writes=lambda options: True,
 )
-@click.option("--full", is_flag=True, help="Fold from the log's start, whatever the manifest says is folded.")
+@click.option("--full", is_flag=True, help="Compact from the log start, even what is already compacted.")
 def compact(place: Target, full: bool) -> None:
-    """Fold every partition now, whatever its dirty ratio; also one that the cleaner has given up.
+    """Compact every partition now, regardless of its dirty ratio. This includes partitions that the cleaner
+    has marked as uncleanable.
 
-    With --full it repairs what `keyfold verify` has found to be folded wrongly.
+    --full repairs partitions that were compacted wrongly according to `keyfold verify`.
 
-    Where another process is writing, that one is asked to do it. Readers may go on. Prints what each pass
-    over a partition did, and records and bytes before and after.
+    If another process is writing, that process does the work. Readers can continue. Prints the result of each
+    pass over a partition, and the number of records and bytes before and after.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as before:
         began, at_first = time.monotonic(), before.state
@@ -80,9 +81,9 @@ def compact(place: Target, full: bool) -> None:
 
 
 def _compact(place: Target, full: bool) -> list[dict[str, Any]]:
-    """What each pass did, whether this process made it or the one that writes."""
+    """The result of each pass, whether this process or the writing process made it."""
     request = Request(place.files, place.path, full=full)
-    remedy = "set cleaner.threads to 1 there, or end that process and try again"
+    remedy = "set cleaner.threads to 1 in that process, or stop it and try again"
     with ExitStack() as stack:
         asked = False
         while True:
@@ -90,17 +91,17 @@ def _compact(place: Target, full: bool) -> list[dict[str, Any]]:
                 with _writer(place, remedy) as log:
                     return [asdict(p) for p in log.compact(full=full)]
             except ChangelogLocked:
-                # A writer without cleaner threads does not listen.
+                # A writer without cleaner threads does not process requests.
                 if not read_identity(place.files, place.path).config.cleaner_threads:
                     raise
             if not asked:
                 stack.enter_context(request)
                 asked = True
                 if not place.as_json:
-                    click.echo("another process is writing: it is asked to compact", err=True)
+                    click.echo("another process is writing; waiting for it to compact", err=True)
             answer = request.answer(_RETRY_SECONDS)
             if answer is not None and "error" in answer:
-                raise KeyfoldError(f"The writing process answers: {answer['error']}")
+                raise KeyfoldError(f"The writing process failed to compact: {answer['error']}")
             if answer is not None:
                 passes: list[dict[str, Any]] = answer["passes"]
                 return passes
@@ -139,7 +140,7 @@ def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None
         ]
         out(table(headings, rows))
     else:
-        out("there was nothing to fold")
+        out("nothing to compact")
     done = (
         "before: {records_before} records, {bytes_before} bytes; "
         "after: {records_after} records, {bytes_after} bytes; {seconds:.1f} s"
@@ -157,21 +158,19 @@ def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None
     "keyfold anchor var/counts --drop before-migration",
     writes=lambda options: options["add"] is not None or options["drop"] is not None,
 )
-@click.option("--add", metavar="NAME", help="Keep the exact state of a commit restorable under this name.")
-@click.option(
-    "--at", metavar="COMMIT", help="With --add: the commit, as in restore; the last one without it."
-)
-@click.option("--drop", metavar="NAME", help="Let the commit of this name go.")
+@click.option("--add", metavar="NAME", help="Keep the exact state of a commit restorable under NAME.")
+@click.option("--at", metavar="COMMIT", help="With --add: the commit, as for restore (default: the last).")
+@click.option("--drop", metavar="NAME", help="Remove the anchor NAME.")
 def anchor(place: Target, add: str | None, at: str | None, drop: str | None) -> None:
     """List the anchors, or add or drop one.
 
-    An anchor keeps the exact state of a commit restorable, whatever is folded later. A commit whose state was
-    folded away already is refused.
+    An anchor keeps the exact state of a commit restorable across compaction. A commit whose state is already
+    compacted away is refused.
     """
     if add is not None and drop is not None:
-        raise click.UsageError("--add and --drop are two steps: give one of them.")
+        raise click.UsageError("--add and --drop cannot be combined.")
     if at is not None and add is None:
-        raise click.UsageError("--at says which commit --add names.")
+        raise click.UsageError("--at needs --add.")
     if add is None and drop is None:
         with Changelog.open(place.path, mode="r", files=place.files) as log:
             anchors = [_anchor(a, log.state) for a in log.anchors().values()]
@@ -179,7 +178,7 @@ def anchor(place: Target, add: str | None, at: str | None, drop: str | None) -> 
         rows = [(a["name"], a["commit"], _time(a["time_ms"]), a["app"]) for a in anchors]
         place.show(lambda: {"path": str(place.path), "anchors": anchors}, lambda: out(table(headings, rows)))
         return
-    with _writer(place, "use Changelog.anchor in that process, or end it and try again") as log:
+    with _writer(place, "call Changelog.anchor in that process, or stop it and try again") as log:
         if add is not None:
             done, found = "added", log.anchor(add, None if at is None else at_from(at, log.state))
         else:
@@ -215,25 +214,25 @@ def _time(ms: int | None) -> str | None:
     "keyfold snapshot var/counts --to s3://bucket/counts --at before-migration",
     "keyfold snapshot s3://bucket/counts --clone-to var/counts",
 )
-@click.option("--to", metavar="PLACE", help="Write a snapshot there: a directory, or a URL.")
-@click.option("--at", metavar="COMMIT", help="With --to: the commit, as in restore; the last one without it.")
-@click.option("--clone-to", metavar="DIR", type=LocalPath(), help="Make a changelog of a snapshot.")
+@click.option("--to", metavar="TARGET", help="Write a snapshot to a directory or URL.")
+@click.option("--at", metavar="COMMIT", help="With --to: the commit, as for restore (default: the last).")
+@click.option("--clone-to", metavar="DIR", type=LocalPath(), help="Clone a snapshot to a new changelog.")
 def snapshot(place: Target, to: str | None, at: str | None, clone_to: Path | None) -> None:
-    """Write a snapshot: a copy as of a commit, complete in itself and only to be read. Or make a changelog of
-    one.
+    """Write a snapshot: a complete, read-only copy of the changelog as of a commit. Or clone a snapshot to a
+    new changelog.
 
-    The place is empty, or has an earlier snapshot of the same changelog: then files that are there are not
-    written again, and the old one is gone when the new one is complete. A writer may go on meanwhile.
-    `keyfold restore` and `keyfold verify` work on a snapshot as it is.
+    TARGET must be empty or hold an earlier snapshot of the same changelog. In that case existing files are
+    not written again, and the old snapshot is removed when the new one is complete. A writer can continue
+    during the snapshot. `keyfold restore` and `keyfold verify` read a snapshot directly.
     """
     if to is None and clone_to is None:
-        raise click.UsageError("Say where: --to PLACE, or --clone-to DIR.")
+        raise click.UsageError("Give --to TARGET or --clone-to DIR.")
     if to is not None and clone_to is not None:
         raise click.UsageError(
-            "--to takes a snapshot of PATH; --clone-to makes a changelog of that at PATH. Give one of them."
+            "--to writes a snapshot of PATH; --clone-to clones the snapshot at PATH. They cannot be combined."
         )
     if at is not None and to is None:
-        raise click.UsageError("--at says of which commit --to is a snapshot.")
+        raise click.UsageError("--at needs --to.")
     if clone_to is not None:
         with Changelog.clone(place.given, clone_to, files=place.local) as log:
             document: dict[str, Any] = {"path": str(clone_to), "uuid": log.identity.uuid}
@@ -250,7 +249,7 @@ def snapshot(place: Target, to: str | None, at: str | None, clone_to: Path | Non
         lambda: out(
             sentence(
                 f"commit {done.commit} to {to}: {len(done.files)} files, {done.bytes} bytes, "
-                f"{done.bytes_written} of them written"
+                f"{done.bytes_written} bytes written"
             )
         ),
     )
@@ -270,20 +269,20 @@ def snapshot(place: Target, to: str | None, at: str | None, clone_to: Path | Non
     "changes",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Change a setting. Can be given several times.",
+    help="Change a setting. Can be repeated.",
 )
 def config(place: Target, changes: tuple[str, ...]) -> None:
-    """Show the settings of a changelog, or change some.
+    """Show or change the settings of a changelog.
 
-    The names are Kafka's. Sizes may be written as 64MiB, times as 24h. Each setting takes "default"; those
-    that can be without a limit or a place take "none". A change is durable when the command ends, and needs
-    the writer's lock.
+    The names are Kafka's. Sizes can be written as 64MiB, durations as 24h. Every setting accepts "default";
+    limits and locations that are optional also accept "none". A change is durable when the command ends. It
+    needs the writer's lock.
     """
     settings = settings_from(changes)
     known = read_identity(place.files, place.path).config
     known.with_changes(settings)
     if settings:
-        with _writer(place, "give config= where that process opens it, or end it and try again") as log:
+        with _writer(place, "pass config= when that process opens it, or stop it and try again") as log:
             log.engine.configure(settings)
             known = log.config
     defaults = LogConfig().named()

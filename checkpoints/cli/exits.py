@@ -1,4 +1,4 @@
-"""With which code the `keyfold` command ends: one for each kind of outcome, for scripts."""
+"""The exit codes of the `keyfold` command: one for each kind of outcome, for scripts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from keyfold.statestore import errors
 
 
 class OutputFailed(errors.KeyfoldError):
-    """Standard output does not take what is to be printed."""
+    """Standard output cannot be written."""
 
 
 def output_failed(found: str) -> OutputFailed:
     return OutputFailed(
-        "Standard output cannot be written.", expected="a place that takes it", found=found,
-        remedy="free the disk that it goes to, or send it to another place",
+        "Cannot write to standard output.", expected="a writable standard output", found=found,
+        remedy="free space on its disk, or redirect it to another file",
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Exit:
-    """One outcome: its code, what it means, and the errors that end so."""
+    """One outcome: its code, its meaning, and the errors that lead to it."""
 
     code: int
     meaning: str
@@ -32,24 +32,24 @@ DONE: Final = Exit(0, "done; verify: sound")
 NO_VALUE: Final = Exit(1, "get: the key has no value")
 USAGE: Final = Exit(
     2,
-    "a wrong argument, option or setting; what is to be made is there already",
+    "an invalid argument, option or setting; the target already exists",
     (errors.ConfigError, errors.BadRecord, errors.SchemaMismatch),
 )
-NO_CHANGELOG: Final = Exit(3, "there is no changelog at PATH", (errors.NotAChangelog,))
-DAMAGED: Final = Exit(4, "bytes are not as they were written; verify: damage was found", (errors.Damaged,))
-LOCKED: Final = Exit(5, "another process writes it", (errors.ChangelogLocked, errors.WriterFenced))
+NO_CHANGELOG: Final = Exit(3, "PATH is not a changelog", (errors.NotAChangelog,))
+DAMAGED: Final = Exit(4, "a checksum does not match; verify: damage was found", (errors.Damaged,))
+LOCKED: Final = Exit(5, "another process is writing", (errors.ChangelogLocked, errors.WriterFenced))
 GONE: Final = Exit(
-    6, "what was asked for is compacted or deleted", (errors.CompactedAway, errors.ViewExpired)
+    6, "the requested data was compacted or deleted", (errors.CompactedAway, errors.ViewExpired)
 )
 STORAGE: Final = Exit(
     7, "a file or standard output cannot be read or written", (errors.StorageFailed, OutputFailed, OSError)
 )
-TOO_NEW: Final = Exit(8, "a later version of keyfold made it", (errors.FormatTooNew,))
+TOO_NEW: Final = Exit(8, "written by a later version of keyfold", (errors.FormatTooNew,))
 FAILED: Final = Exit(9, "any other failure", (errors.KeyfoldError, MemoryError))
-INTERRUPTED: Final = Exit(130, "ended by Ctrl-C", (KeyboardInterrupt,))
-PIPE_CLOSED: Final = Exit(141, "whoever read the output has left", (BrokenPipeError,))
+INTERRUPTED: Final = Exit(130, "interrupted by Ctrl-C", (KeyboardInterrupt,))
+PIPE_CLOSED: Final = Exit(141, "the reader of the output closed the pipe", (BrokenPipeError,))
 
-#: In the order of their codes.
+#: In code order.
 EXITS: Final = (
     DONE, NO_VALUE, USAGE, NO_CHANGELOG, DAMAGED, LOCKED, GONE, STORAGE, TOO_NEW, FAILED, INTERRUPTED,
     PIPE_CLOSED,
@@ -57,15 +57,15 @@ EXITS: Final = (
 
 
 def exit_of(error: BaseException) -> Exit | None:
-    """The outcome that this error is, by the nearest of its classes; None for one that is a bug."""
+    """The outcome for an error, by its nearest class; None for an error that is a bug."""
     for kind in type(error).__mro__:
         for outcome in EXITS:
             if kind in outcome.kinds:
                 return outcome
-    # pyarrow's errors; it need not be loaded to tell.
+    # pyarrow's errors, recognized without loading pyarrow.
     return FAILED if type(error).__module__.partition(".")[0] == "pyarrow" else None
 
 
 def table() -> str:
-    """For help and README: a line for each code."""
+    """One line per code, for help and README."""
     return "\n".join(f"  {outcome.code:>3}  {outcome.meaning}" for outcome in EXITS)

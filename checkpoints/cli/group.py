@@ -1,7 +1,7 @@
-"""The `keyfold` command: look into a changelog, check it, fold it, copy its state out.
+"""The `keyfold` command: inspect, verify, compact and restore a changelog.
 
-One module per group of verbs (`cli.inspect`, `cli.records`, `cli.change`, `cli.restore`), loaded when one of
-its verbs is called. This one turns errors into messages, or into JSON, and exit codes.
+Each group of commands is a module (`cli.inspect`, `cli.records`, `cli.change`, `cli.restore`), which is
+loaded when one of its commands is called. This module turns errors into messages or JSON, and exit codes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from keyfold.checkpoints.cli.exits import INTERRUPTED, PIPE_CLOSED, STORAGE, USA
 from keyfold.checkpoints.cli.main import importing
 from keyfold.statestore.errors import KeyfoldError
 
-#: Verb → the module that has it, and what it does; in the order in which they are of use.
+#: Command → its module and its short help, in the order of the help text.
 VERBS: Final = {
-    "stats": ("inspect", "Show what a changelog is and how full it is."),
-    "ls": ("inspect", "List the segment files that count."),
-    "verify": ("inspect", "Check every checksum of everything that counts."),
+    "stats": ("inspect", "Show the identity, contents and size of a changelog."),
+    "ls": ("inspect", "List the committed segment files."),
+    "verify": ("inspect", "Verify all checksums."),
     "dump": ("records", "Print records in log order, partition by partition."),
     "get": ("records", "Print the last value of a key."),
     "tail": ("records", "Print the last records of each partition."),
-    "compact": ("change", "Fold every partition now."),
+    "compact": ("change", "Compact every partition now."),
     "anchor": ("change", "List the anchors, or add or drop one."),
-    "snapshot": ("change", "Write a snapshot, or make a changelog of one."),
-    "config": ("change", "Show the settings of a changelog, or change some."),
-    "restore": ("restore", "Write the state, one row per key."),
+    "snapshot": ("change", "Write a snapshot, or clone one to a changelog."),
+    "config": ("change", "Show or change the settings of a changelog."),
+    "restore": ("restore", "Write the state to a store or a file, one row per key."),
 }
 
 
 class _Keyfold(click.Group):
-    """Says what went wrong in the words of the error, never in those of a traceback."""
+    """Reports errors as messages, never as tracebacks."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -52,7 +52,7 @@ class _Keyfold(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Without loading them."""
+        """List the commands without loading their modules."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, does) for name, (_, does) in VERBS.items()])
 
@@ -64,14 +64,14 @@ class _Keyfold(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> None:
-        """Ends the process, whatever happens."""
+        """Run the command and end the process."""
         words = list(sys.argv[1:] if args is None else args)
         try:
             code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra)
         except SystemExit:
             if "PacifyFlushWrapper" not in type(sys.stdout).__name__:
                 raise
-            code = _pipe_closed()  # click has seen it, and keeps Python from writing to it once more
+            code = _pipe_closed()  # click has noticed, and keeps Python from writing to the pipe again
         except Exception as e:
             code = _told(e, as_json="--json" in words)
         sys.exit(code if isinstance(code, int) else 0)
@@ -79,16 +79,16 @@ class _Keyfold(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # click would write a line
+        except KeyboardInterrupt:  # click would print a line
             ctx.exit(INTERRUPTED.code)
 
 
 def _told(error: Exception, *, as_json: bool) -> int:
-    """Say what went wrong; the exit code. What is nobody's fault but this program's is raised again."""
+    """Report an error and return the exit code. An error that is a bug is raised again."""
     if isinstance(error, click.Abort):
         return INTERRUPTED.code
     if isinstance(error, OSError) and error.filename is None:
-        error = output_failed(error.strerror or str(error))  # a verb names the path of every other one
+        error = output_failed(error.strerror or str(error))  # commands set the path of any other OSError
     outcome = USAGE if isinstance(error, click.ClickException) else exits.exit_of(error)
     if outcome is None:
         raise error
@@ -102,7 +102,7 @@ def _told(error: Exception, *, as_json: bool) -> int:
 
 
 def _pipe_closed() -> int:
-    """End as other tools do, for whoever asks for the status of each part of a pipe."""
+    """End with the status that other tools have, for scripts that check each command of a pipeline."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)
     return PIPE_CLOSED.code
@@ -117,7 +117,7 @@ def _message(error: Exception, outcome: Exit) -> str:
 
 
 def _fields(error: Exception) -> MutableMapping[str, str | None]:
-    """An error as JSON has it: the same fields for every kind."""
+    """The fields of an error in JSON, the same for every kind."""
     found: dict[str, str | None] = dict.fromkeys(("path", "position", "expected", "found", "remedy"))
     if isinstance(error, KeyfoldError):
         said = {name: getattr(error, name) for name in found}
@@ -126,7 +126,7 @@ def _fields(error: Exception) -> MutableMapping[str, str | None]:
     elif isinstance(error, click.ClickException):
         what = error.format_message()
     elif isinstance(error, OSError):
-        # Without a number, as pyarrow raises it, the text of one that names a file leaves its message out.
+        # pyarrow raises errors without a number. If such an error names a file, its text omits the message.
         what = error.strerror or " ".join(map(str, error.args)) or type(error).__name__
         found["path"] = None if error.filename is None else str(error.filename)
     else:
@@ -141,10 +141,10 @@ def _fields(error: Exception) -> MutableMapping[str, str | None]:
 )
 @click.version_option(package_name="keyfold", message="keyfold %(version)s")
 def cli() -> None:
-    """Look into a changelog, check it, fold it, copy its state out.
+    """Inspect, verify, compact and restore a changelog.
 
-    PATH is the changelog's directory. Everything but compact, config --set and anchor --add or --drop only
-    reads, also beside a living writer, and changes nothing.
+    PATH is the changelog's directory. Only compact, config --set, anchor --add and anchor --drop change the
+    changelog. All other commands only read, even while another process is writing.
 
     With --json an error is one JSON object on standard error: {"error": {"kind", "what", "path", "position",
     "expected", "found", "remedy", "exit_code"}}.

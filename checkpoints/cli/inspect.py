@@ -1,4 +1,4 @@
-"""What a changelog is and which of its bytes count: `stats`, `ls`, `verify`."""
+"""The commands that inspect a changelog: `stats`, `ls`, `verify`."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from keyfold.statestore.segment.block import FORMAT_VERSION
 
 @dataclass(frozen=True)
 class Holder:
-    """Who signed the lock last. `alive`: it holds the lock now; None where that cannot be seen from here."""
+    """The last process that signed the lock. `alive`: whether it holds the lock now; None if unknown."""
 
     pid: int
     epoch: int
     alive: bool | None
 
     def __str__(self) -> str:
-        """For the eye."""
+        """The text for people."""
         if self.alive:
             return f"pid {self.pid} is writing (epoch {self.epoch})"
         if self.alive is None:
-            return f"pid {self.pid} (epoch {self.epoch}) lives; this user cannot see whether it still writes"
-        return f"none (the last was pid {self.pid}, epoch {self.epoch})"
+            return f"pid {self.pid} (epoch {self.epoch}) is running; this user cannot see whether it writes"
+        return f"none (last: pid {self.pid}, epoch {self.epoch})"
 
 
 def lock_holder(files: Files, root: Path) -> Holder | None:
-    """The writer of this machine. Its lock is not tried: that would refuse a writer that opens just then."""
+    """The writer on this machine. This does not try its lock, which could block a writer that is opening."""
     path = root / filenames.LOCK
     try:
         signed = json.loads(files.read(path))
@@ -79,11 +79,11 @@ def _has_open(files: Files, pid: int, path: Path) -> bool | None:
     "keyfold stats var/counts --json | jq '.totals.bytes'",
 )
 def stats(place: Target) -> None:
-    """Show what a changelog is and how full it is.
+    """Show the identity, contents and size of a changelog.
 
-    Identity, writer, commits, the last batch and source position of each app, and per partition offsets,
-    records, bytes, and what the cleaner has to do. The dirty ratio is that of what can be cleaned now: all
-    but the segment that is being appended to.
+    Shows identity, writer, commits, and the last batch and source position of each app. For each partition
+    it shows offsets, records, bytes, and the cleaner's backlog. The dirty ratio covers everything that can be
+    cleaned now: all segments except the active one.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         document = _stats(place, log)
@@ -119,7 +119,7 @@ def _stats(place: Target, log: Changelog) -> dict[str, Any]:
 
 
 def _snapshots(log: Changelog) -> list[dict[str, Any]] | str:
-    """Those that the policy has taken, or why they cannot be listed."""
+    """The snapshots taken by the policy, or the reason why they cannot be listed."""
     try:
         return [
             {"path": s.path, "commit": s.commit, "time_ms": s.time_ms, "bytes": s.bytes, "pinned": s.pinned}
@@ -160,7 +160,7 @@ def _partition(number: int, p: PartitionState) -> dict[str, Any]:
 
 
 def _store_bytes(place: Target) -> int:
-    """What last-value stores take on disk."""
+    """The size of the last-value stores on disk."""
     total = 0
     for name in place.files.list_directory(place.path):
         if filenames.store_epoch(name) is not None:
@@ -205,10 +205,10 @@ def _show_stats(found: dict[str, Any], state: State, holder: Holder | None) -> N
     lines = [[p[name] for name in (*offsets, *amounts)] for p in found["partitions"]]
     lines.append([None] * len(offsets) + [found["totals"][name] for name in amounts])
     headings = ("partition", "start", "end", "clean to", "dirty", *amounts)
-    out(table(headings, lines, "Partitions (the last line: together)"))
+    out(table(headings, lines, "Partitions (last line: total)"))
     for p in found["partitions"]:
         if p["uncleanable"]:
-            until = f"partition {p['partition']} is not cleaned any more until `keyfold compact` succeeds"
+            until = f"partition {p['partition']} is not cleaned until `keyfold compact` succeeds"
             out(sentence(printable(f"{until}: {p['uncleanable']}")))
 
 
@@ -220,7 +220,7 @@ def _shown_snapshots(found: list[dict[str, Any]] | str) -> str | None:
 
 
 def _restorable(state: State) -> dict[str, int | None]:
-    """Commits whose exact state can be computed; between the first and the last some may be missing."""
+    """The commits with a restorable exact state. Some between the first and the last may be missing."""
     anchored = {a.commit for a in state.anchors.values()}
     numbers = [c.number for c in state.commits if c.number in anchored or state.restorable(c.ends)]
     return {"count": len(numbers), "first": min(numbers, default=None), "last": max(numbers, default=None)}
@@ -230,7 +230,7 @@ def _shown_restorable(found: dict[str, Any]) -> str:
     commits = found["restorable_commits"]
     anchors = "".join(f", anchor {a['name']} (commit {a['commit']})" for a in found["anchors"])
     if not commits["count"]:
-        return "nothing was committed"
+        return "no commits"
     return f"{commits['count']} commits from {commits['first']} to {commits['last']}{anchors}"
 
 
@@ -242,10 +242,10 @@ def _shown_restorable(found: dict[str, Any]) -> str:
     "keyfold ls var/counts --json | jq -r '.files[].path'",
 )
 def ls(place: Target) -> None:
-    """List the segment files that count.
+    """List the committed segment files.
 
-    Each is an Arrow IPC stream, and these together are the log: a file that is not listed does not exist,
-    even if it lies there. Of a file that is being appended to only the listed bytes count.
+    Each file is an Arrow IPC stream. Together they are the log: a file that is not listed is not part of it,
+    even if it exists. In the active segment only the listed bytes are committed.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         found: list[dict[str, Any]] = [
@@ -277,11 +277,12 @@ def ls(place: Target) -> None:
     "keyfold verify var/counts --json | jq '.damages[].path'",
 )
 def verify(place: Target) -> None:
-    """Check every checksum of everything that counts.
+    """Verify all checksums.
 
-    Identity, manifest, indexes and segments, whether they agree, and whether what was folded is folded. Goes
-    on after a damage and lists all of them, each with file, position, and what was expected and found; then
-    the exit code is 4. Files that the manifest does not name are listed too; they are no damage.
+    Verifies identity, manifest, indexes and segments, their consistency, and the result of compaction. The
+    command does not stop at the first damage. It lists every damage with file, position, and what was
+    expected and found; then the exit code is 4. It also lists files that the manifest does not name. They are
+    not damage.
     """
     with progress("verifying") as advance:
         found = check(place.path, files=place.files, progress=advance)

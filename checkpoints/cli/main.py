@@ -1,6 +1,6 @@
-"""What the `keyfold` script calls. Ctrl-C ends it quietly from the first moment on.
+"""The entry point of the `keyfold` script. Ctrl-C ends it without a traceback from the start.
 
-So next to nothing is imported here; the command itself is `cli.group`.
+So this module imports very little. The command itself is in `cli.group`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command, and end the process with its exit code, see `cli.exits`."""
+    """Run the command and end the process with its exit code (see `cli.exits`)."""
     with importing():
         from keyfold.checkpoints.cli.group import cli
     for stream in (sys.stdout, sys.stderr):
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _leave(code: int) -> None:
-    """Exit. What standard output did not take was told already; Python would tell it once more."""
+    """Exit. A failure of standard output was already reported; Python would report it again."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -44,10 +44,10 @@ def _leave(code: int) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Ctrl-C ends the process at once: an exception could be taken for that of a broken import."""
+    """Ctrl-C ends the process at once: an exception could be mistaken for a failed import."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # whoever started it has it ignored, or takes care of it
+        yield  # the parent process ignores or handles the signal
         return
     signal.signal(signal.SIGINT, _end)
     try:

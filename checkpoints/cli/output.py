@@ -1,4 +1,4 @@
-"""How the `keyfold` command shows things, and what all its verbs have: PATH, `--json`, examples."""
+"""Output of the `keyfold` command, and what all its commands share: PATH, `--json`, examples."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 @dataclass(frozen=True)
 class Target:
-    """What a verb works on, and how it answers.
+    """The input of a command, and the form of its output.
 
     Attributes:
-        path: in `files`; a local one is absolute.
-        given: PATH as it was typed, which may be a URL.
-        local: the files of this machine, for what is written.
+        path: A path in `files`; a local path is absolute.
+        given: PATH as typed, which may be a URL.
+        local: The local file system, for output files.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Target:
     local: Files = LOCAL
 
     def show(self, document: Callable[[], Any], text: Callable[[], None]) -> None:
-        """One JSON document, or what `text` prints."""
+        """Print one JSON document, or call `text` to print text."""
         if self.as_json:
             out(json.dumps(document(), indent=2))
         else:
@@ -49,7 +49,7 @@ class Target:
 
 
 class LocalPath(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A path on this machine, absolute; with `dash` also `-`, as it is."""
+    """An absolute local path. With `dash`, also `-`, unchanged."""
 
     name = "path"
 
@@ -63,10 +63,10 @@ class LocalPath(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def verb(
     *examples: str, writes: Callable[[Mapping[str, Any]], object] = lambda options: False
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A verb of the command: the function gets a `Target` and the options declared below this decorator.
+    """Declare a command. The function gets a `Target` and the options declared below this decorator.
 
-    Its docstring is the help, with these example commands behind it. Where it `writes` with such options, a
-    URL is refused before anything is asked of the store there.
+    Its docstring is the help, followed by these examples. If one of the options in `writes` is given, a URL
+    is refused before the remote store is accessed.
     """
     epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
     epilog += "\n\nExit codes: see keyfold --help."
@@ -85,10 +85,10 @@ def verb(
                 function(Target(root, files, as_json, path, local), **options)
             except OSError as e:
                 if e.filename is None and not isinstance(e, BrokenPipeError):
-                    e.filename = path  # a write to an open file does not say to which
+                    e.filename = path  # an error of a write to an open file has no file name
                 raise
 
-        # click keeps the parameters of a function in an attribute until it is made a command.
+        # click keeps the parameters of a function in an attribute until it becomes a command.
         run.params += reversed(getattr(function, "__click_params__", []))
         return run
 
@@ -101,7 +101,7 @@ def _check_local(path: str) -> None:
         raise ConfigError(
             "Only a changelog on a local disk can be changed.", path=without_secrets(path),
             expected="a local directory", found=f"a URL with {scheme}:",
-            remedy="make a changelog of a snapshot there with keyfold snapshot URL --clone-to DIR",
+            remedy="clone the remote snapshot to a changelog with keyfold snapshot URL --clone-to DIR",
         )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _check_local(path: str) -> None:
 
 
 def text_of(data: bytes) -> str:
-    """Bytes for the eye: as text where they are UTF-8, else in hexadecimal digits."""
+    """Bytes for people: as text if they are UTF-8, otherwise in hexadecimal."""
     try:
         return printable(data.decode())
     except UnicodeDecodeError:
@@ -117,7 +117,7 @@ def text_of(data: bytes) -> str:
 
 
 def json_of(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes in JSON: in the field `name` where they are UTF-8 (or null), else in `<name>_base64`."""
+    """Bytes in JSON: in the field `name` if they are UTF-8 (or null), otherwise in `<name>_base64`."""
     if data is None:
         return {name: None}
     try:
@@ -127,7 +127,7 @@ def json_of(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def time_of(ms: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 in UTC; the number where Python has no such date."""
+    """Milliseconds since 1970 as ISO 8601 in UTC, or as a number if Python cannot represent the date."""
     try:
         moment = _EPOCH + datetime.timedelta(milliseconds=ms)
     except OverflowError:
@@ -136,7 +136,7 @@ def time_of(ms: int) -> str:
 
 
 def time_from(text: str) -> datetime.datetime | None:
-    """The moment that ISO 8601 text names, in UTC where it says nothing else; None for other text."""
+    """The time given as ISO 8601 text, in UTC by default; None for other text."""
     try:
         moment = datetime.datetime.fromisoformat(
             text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else "")
@@ -153,8 +153,8 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(
-                "A setting is changed by its name and its new value.", expected="--set name=value",
-                found=repr(text), remedy="for example --set segment.bytes=64MiB",
+                "--set needs a name and a value.", expected="--set name=value",
+                found=repr(text), remedy="write for example --set segment.bytes=64MiB",
             )  # fmt: skip
         found[name.strip()] = value.strip()
     return found
@@ -164,14 +164,14 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
 
 
 def out(text: str = "") -> None:
-    """Print a text and a line's end.
+    """Print a line of text.
 
     Raises:
-        OutputFailed: standard output cannot be written.
-        BrokenPipeError: whoever read it has left.
+        OutputFailed: Standard output cannot be written.
+        BrokenPipeError: The reader closed the pipe.
     """
     if sys.stdout is None:
-        raise output_failed("it is closed")
+        raise output_failed("standard output is closed")
     try:
         click.echo(text)
     except BrokenPipeError:
@@ -182,7 +182,7 @@ def out(text: str = "") -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, if it is a terminal; gives a function of bytes done and bytes in all."""
+    """A progress bar on standard error, if it is a terminal. Yields a function of done and total bytes."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -1,4 +1,4 @@
-"""Records and last values for the eye and for scripts, contents and all: `dump`, `get`, `tail`."""
+"""The commands that print the contents of records and last values: `dump`, `get`, `tail`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from keyfold.statestore.errors import CompactedAway, ConfigError, SchemaMismatch
 from keyfold.statestore.schema.columns import Columns
 
 _FOLLOW_SECONDS: Final = 0.5
-#: So many lines are printed at once, so that a long dump is not one system call per record.
+#: The number of lines to print at once, so that a long dump does not need one system call per record.
 LINES_AT_ONCE: Final = 1000
 
 # -- one record ----------------------------------------------------------------------------------------------
 
 
 class _Records:
-    """Prints records, at most `limit` of them: a line of columns each, or of JSON."""
+    """Prints up to `limit` records, each as a line of columns or of JSON."""
 
     def __init__(self, place: Target, columns: Columns | None, limit: int | None = None) -> None:
         self._as_json = place.as_json
@@ -39,7 +39,7 @@ class _Records:
         self.left = limit
 
     def show(self, partition: int, batch: pa.RecordBatch) -> None:
-        """The records of one batch, as long as the limit lets."""
+        """Print the records of one batch, up to the limit."""
         if self.left is not None:
             batch = batch.slice(0, self.left)
             self.left -= batch.num_rows
@@ -70,13 +70,13 @@ class _Records:
 
 
 def contents(batch: pa.RecordBatch, columns: Columns | None) -> list[dict[str, Any]]:
-    """`key` and `value` of each record: text or base64, or for typed columns an object of them."""
+    """`key` and `value` of each record: text or base64, or an object of the typed columns."""
     keys, values = batch.column("key"), batch.column("value")
     if columns is not None:
         try:
             return _typed_contents(columns, keys, values)
         except (SchemaMismatch, ValueError, OverflowError):
-            pass  # appended as raw bytes, or a time that Python does not have: shown as they are
+            pass  # appended as raw bytes, or a time that Python cannot represent: shown as bytes
     return [
         {**json_of("key", key), **json_of("value", value)}
         for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True)
@@ -100,7 +100,7 @@ def _typed_contents(columns: Columns, keys: pa.Array, values: pa.Array) -> list[
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A value of a typed column as JSON has it: decimals and times as text, binary as base64."""
+    """A value of a typed column in JSON: decimals and times as text, binary as base64."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -119,7 +119,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _shown(content: dict[str, Any], name: str) -> str:
-    """A key or value of `contents` for the eye."""
+    """A key or value of `contents` as text for people."""
     encoded = content.get(f"{name}_base64")
     if encoded is not None:
         return text_of(base64.b64decode(encoded))
@@ -138,19 +138,17 @@ def _shown(content: dict[str, Any], name: str) -> str:
     "keyfold dump var/counts --partition 0 --from 1200 --limit 20",
     "keyfold dump var/counts --json | jq -c 'select(.value == null)'",
 )
-@click.option(
-    "--partition", "-p", type=int, multiple=True, help="Only this partition. Can be given several times."
-)
+@click.option("--partition", "-p", type=int, multiple=True, help="Only this partition. Can be repeated.")
 @click.option("--from", "from_", type=int, help="First offset; needs one --partition.")
 @click.option("--to", type=int, help="Offset to stop before; needs one --partition.")
-@click.option("--limit", "-n", type=click.IntRange(min=0), help="At most so many records.")
+@click.option("--limit", "-n", type=click.IntRange(min=0), help="Maximum number of records.")
 def dump(
     place: Target, partition: tuple[int, ...], from_: int | None, to: int | None, limit: int | None
 ) -> None:
     """Print records in log order, partition by partition.
 
-    Columns, separated by tabs: partition, offset, time, key, value, headers. Keys and values are shown as
-    text where they are UTF-8, else in hexadecimal digits; typed columns as JSON. With --json each record is a
+    The columns are separated by tabs: partition, offset, time, key, value, headers. Keys and values are shown
+    as text if they are UTF-8, otherwise in hexadecimal; typed columns as JSON. With --json each record is a
     line of JSON, with key_base64 and value_base64 for bytes that are not UTF-8, and null for the value of a
     tombstone.
     """
@@ -158,8 +156,8 @@ def dump(
         numbers = _partitions(log, partition)
         if (from_ is not None or to is not None) and len(numbers) != 1:
             raise ConfigError(
-                "Offsets are counted per partition.", expected="one --partition with --from or --to",
-                found=f"{len(numbers)} partitions", remedy="name the partition",
+                "--from and --to need one partition.", expected="one --partition with --from or --to",
+                found=f"{len(numbers)} partitions", remedy="give one --partition",
             )  # fmt: skip
         records = _Records(place, log.columns, limit)
         for number in numbers:
@@ -172,7 +170,7 @@ def dump(
 
 
 def _partitions(log: Changelog, asked: Sequence[int]) -> list[int]:
-    """The partitions that were asked for, all of them where none was. Raises `ConfigError`."""
+    """The requested partitions, or all by default. Raises `ConfigError`."""
     for number in asked:
         partition_state(log.state, log.path, number)
     return sorted(set(asked)) or list(range(log.partitions))
@@ -187,12 +185,12 @@ def _partitions(log: Changelog, asked: Sequence[int]) -> list[int]:
     "keyfold get var/clicks --hex 00ff17",
 )
 @click.argument("key", nargs=-1, required=True)
-@click.option("--hex", "hexadecimal", is_flag=True, help="KEY is bytes, written in hexadecimal digits.")
+@click.option("--hex", "hexadecimal", is_flag=True, help="KEY is bytes in hexadecimal.")
 def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
-    """Print the last value of a key; exit code 1 where it has none.
+    """Print the last value of a key. The exit code is 1 if the key has no value.
 
-    KEY is text. For typed columns give one KEY per key column, in the order that stats shows: numbers, true
-    or false, dates and times (ISO 8601) as such, arrays and structs as JSON.
+    KEY is text. For typed columns give one KEY per key column, in the order that stats shows. Write numbers,
+    true, false, dates and times (ISO 8601) directly, and arrays and structs as JSON.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         data = _key(log.columns, key, hexadecimal)
@@ -202,7 +200,7 @@ def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
     if place.as_json:
         out(json.dumps({"partition": log.partition(data), **content}))
     elif value is None:
-        click.echo("there is no value for this key", err=True)
+        click.echo("the key has no value", err=True)
     else:
         out(_shown(content, "value"))
     if value is None:
@@ -210,12 +208,12 @@ def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
 
 
 def _key(columns: Columns | None, texts: tuple[str, ...], hexadecimal: bool) -> bytes:
-    """The bytes of a key as typed in. Raises `ConfigError`, `BadRecord`."""
+    """The bytes of a key given as text. Raises `ConfigError`, `BadRecord`."""
     names_ = ("KEY",) if columns is None else columns.keys
     if len(texts) != len(names_):
         raise ConfigError(
-            "A key has one part per key column.", expected=f"{len(names_)}: {', '.join(names_)}",
-            found=len(texts), remedy="give them in this order",
+            "The number of key parts is wrong.", expected=f"{len(names_)}: {', '.join(names_)}",
+            found=len(texts), remedy="give one KEY per key column, in this order",
         )  # fmt: skip
     if columns is None:
         return bytes(_part(texts[0], pa.binary(), "KEY", hexadecimal))
@@ -250,9 +248,9 @@ def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
         return json.loads(text)
     except (ValueError, decimal.InvalidOperation):
         raise ConfigError(
-            "A part of the key cannot be read as its column's type.", position=f"column {name!r}",
+            "A part of the key does not have its column's type.", position=f"column {name!r}",
             expected="hexadecimal digits" if pa.types.is_binary(kind) else kind,
-            found=f"{len(text)} characters", remedy="write it as the help of `keyfold get` says",
+            found=f"{len(text)} characters", remedy="see `keyfold get --help` for the form of a key",
         ) from None  # fmt: skip
 
 
@@ -263,19 +261,17 @@ def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
     "keyfold tail var/counts -n 3",
     "keyfold tail var/counts --partition 0 --follow --json",
 )
-@click.option(
-    "--partition", "-p", type=int, multiple=True, help="Only this partition. Can be given several times."
-)
+@click.option("--partition", "-p", type=int, multiple=True, help="Only this partition. Can be repeated.")
 @click.option(
     "--lines", "-n", type=click.IntRange(min=0), default=10, show_default=True, help="Records per partition."
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is committed from now on, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new commits until Ctrl-C.")
 def tail(place: Target, partition: tuple[int, ...], lines: int, follow: bool) -> None:
-    """Print the last records of each partition, in the form of dump.
+    """Print the last records of each partition, in the format of dump.
 
-    With --follow every later commit is printed as soon as it is durable. If the cleaner has dropped a delete
-    that was not printed yet, the command says so and ends: it never skips one in silence. A snapshot never
-    grows, so of one there is nothing to follow.
+    With --follow, every new commit is printed as soon as it is durable. If the cleaner has dropped a delete
+    that was not yet printed, the command fails: it never skips a delete silently. A snapshot never grows, so
+    it cannot be followed.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         numbers = _partitions(log, partition)
@@ -285,7 +281,7 @@ def tail(place: Target, partition: tuple[int, ...], lines: int, follow: bool) ->
             for batch in _last(log, number, lines):
                 records.show(number, batch)
         if follow and log.identity.snapshot:
-            click.echo("this is a snapshot, which never grows: there is nothing to follow", err=True)
+            click.echo("a snapshot never grows: nothing to follow", err=True)
             follow = False
         while follow:
             time.sleep(_FOLLOW_SECONDS)
@@ -298,7 +294,7 @@ def tail(place: Target, partition: tuple[int, ...], lines: int, follow: bool) ->
 
 
 def _last(log: Changelog, number: int, count: int) -> list[pa.RecordBatch]:
-    """The last `count` records, looked for in a stretch at the end that is doubled while it holds fewer."""
+    """The last `count` records. Searches a range at the end, and doubles it until it holds enough."""
     start, end = log.start_offsets()[number], log.end_offsets()[number]
     span = count
     while count:
@@ -323,8 +319,10 @@ def _without(batches: list[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
 def _check_no_gap(p: PartitionState, offset: int, place: Target, number: int) -> None:
     if p.dropped_tombstone >= offset:
         raise CompactedAway(
-            "A delete that was not printed yet is gone.", path=filenames.partition(place.path, number),
+            "The cleaner has dropped a delete that was not yet printed.",
+            path=filenames.partition(place.path, number),
             position=f"partition {number}, offset {offset}",
-            expected=f"no tombstone dropped from {offset} on", found=f"one dropped at {p.dropped_tombstone}",
-            remedy="begin again; raise delete.retention.ms if this happens often",
+            expected=f"no tombstone dropped at or above offset {offset}",
+            found=f"a tombstone dropped at offset {p.dropped_tombstone}",
+            remedy="run the command again; increase delete.retention.ms if this happens often",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The state of a changelog, out into a store or a file for other tools: `restore`."""
+"""The command `restore`: writes the state of a changelog to a store or a file for other tools."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from keyfold.statestore.errors import ConfigError
 )
 @click.option("--at", metavar="POINT", help=AT_HELP)
 def restore(place: Target, to: Path, at: str | None) -> None:
-    """Write the state, one row per key, to a store or a file.
+    """Write the state to a store or a file, one row per key.
 
-    DIR becomes a new store (RocksDB; `open_store` reads it). FILE.parquet, FILE.arrow (Arrow IPC) and
-    FILE.csv get the typed columns, or key and value bytes. - is standard output: a line of JSON per key, as
-    dump prints it. Nothing is overwritten. The state is that of the last commit, or exactly that --at names.
+    DIR becomes a new RocksDB store, which `open_store` reads. FILE.parquet, FILE.arrow (Arrow IPC) and
+    FILE.csv contain the typed columns, or key and value bytes. - is standard output: a line of JSON per key,
+    in the format of dump. Nothing is overwritten. The state is that of the last commit, or the exact state
+    at --at.
     """
     to_lines = str(to) == "-"
     is_file = not to_lines and _check_target(place, to)
@@ -76,23 +77,23 @@ def _exported(place: Target, state: RestoredState, to: Path) -> int:
         return export(state, to, place.local)
     except OSError as e:
         if e.filename is None:
-            e.filename = str(to)  # a write to an open file does not say to which
+            e.filename = str(to)  # an error of a write to an open file has no file name
         raise
 
 
 def _check_target(place: Target, to: Path) -> bool:
-    """Whether it is a file. Raises `ConfigError` for an unknown form and for what is there already."""
+    """Whether the target is a file. Raises `ConfigError` for an unknown format or an existing path."""
     files, is_file = place.local, to.suffix in FORMATS
     if not is_file and to.suffix:
         raise ConfigError(
-            "There is no such format.", path=to,
+            "Unknown file format.", path=to,
             expected=", ".join(FORMATS) + ", or a directory without suffix", found=to.suffix,
-            remedy="choose one of these",
+            remedy="use one of these",
         )  # fmt: skip
     taken = files.exists(to) and (is_file or not files.is_directory(to) or files.list_directory(to))
     if taken:
         raise ConfigError(
-            "Nothing is overwritten.", path=to, expected="a path that does not exist yet",
+            "The target already exists.", path=to, expected="a path that does not exist",
             found="a directory" if files.is_directory(to) else "a file",
             remedy="choose another path, or remove it",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables and facts: drawn to the width of a terminal, elsewhere plain columns. No number is broken."""
+"""Tables and facts, fitted to the width of a terminal; elsewhere plain columns. Numbers are never broken."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import click
 Cell: TypeAlias = "str | int | float | bool | None"
 
 _GAP: Final = 2
-#: Digits stay together, with their separators and unit; other text may be broken anywhere if it has to.
+#: Digits are kept together with their separators and unit. Other text may be broken anywhere if necessary.
 _TOKEN: Final = re.compile(r"\d[\d.,:-]*|[^\d]")
 
 
 def on_terminal() -> bool:
-    """Whether standard output goes to a person, or is to look as if it did."""
+    """Whether standard output is a terminal, or is formatted as if it were."""
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout is not None and sys.stdout.isatty())
 
 
 def width_of_terminal() -> int:
-    """In cells; `COLUMNS` says otherwise, and where nobody knows it is 80."""
+    """In cells. `COLUMNS` overrides it; 80 if it is unknown."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
         return int(said)
@@ -35,7 +35,7 @@ def width_of_terminal() -> int:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], title: str = "") -> str:
-    """Rows below headings, numbers to the right. On a terminal that is too narrow, each row by itself."""
+    """A table with headings and right-aligned numbers. On a narrow terminal each row is printed alone."""
     drawn = on_terminal()
     right = [_is_numeric([row[i] for row in rows]) for i in range(len(headings))]
     cells = [[_cell(cell, grouped=drawn) for cell in row] for row in rows]
@@ -49,13 +49,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], title: str = 
 
 
 def facts(pairs: Sequence[tuple[str, Cell]]) -> str:
-    """One `name: value` per line."""
+    """Lines of `name: value`."""
     drawn = on_terminal()
     return "\n".join(_named([(name, _cell(value, grouped=drawn)) for name, value in pairs], drawn))
 
 
 def sentence(text: str) -> str:
-    """A line of text; on a terminal it is broken between words, and not by the terminal within a number."""
+    """A line of text. For a terminal it is wrapped between words, so that no number is broken."""
     return "\n".join(folded(text, width_of_terminal())) if on_terminal() else text
 
 
@@ -101,7 +101,7 @@ def _line(parts: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence
 
 
 def _fitting(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """How wide each column is so that all fit, words whole; None where they cannot."""
+    """The column widths with which all words fit unbroken; None if they cannot fit."""
     columns = [[heading, *(row[i] for row in cells)] for i, heading in enumerate(headings)]
     wanted = [max(map(cells_of, column)) for column in columns]
     least = [max(cells_of(word) for cell in column for word in cell.split(" ")) for column in columns]
@@ -115,7 +115,7 @@ def _fitting(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells, broken between words where that goes, and never within a number."""
+    """Lines of at most `width` cells, wrapped between words if possible, and never within a number."""
     lines, line = [], ""
     for word in text.split(" "):
         longer = f"{line} {word}" if line else word
@@ -134,7 +134,7 @@ def folded(text: str, width: int) -> list[str]:
 
 
 def cells_of(text: str) -> int:
-    """How many cells of a terminal a text takes."""
+    """The width of a text in terminal cells."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
@@ -159,7 +159,7 @@ def _cell(value: Cell, *, grouped: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with what could move a terminal's cursor written as escapes."""
+    """The text with control characters, which could move a terminal's cursor, written as escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

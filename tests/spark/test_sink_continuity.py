@@ -257,7 +257,7 @@ def test_one_function_can_give_a_batch_to_two_sinks(spark: SparkSession, tmp_pat
 def test_another_batch_id_than_the_querys_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     source = words(spark, tmp_path, 1)
     with ChangelogSink(tmp_path / "log", keys="word") as sink:
-        with pytest.raises(StreamingQueryException, match="not that of the query that calls"):
+        with pytest.raises(StreamingQueryException, match="not that of the calling query"):
             run(source.stream(), lambda df, batch: sink(df, batch + 1), tmp_path / "checkpoint")
 
 
@@ -328,7 +328,7 @@ def test_a_batch_whose_entry_cannot_be_made_durable_is_not_committed(
     files, log = FailingOnce(), tmp_path / "log"
     sink = TaskSink(log, count, files=files) if is_task else ChangelogSink(log, keys="word", files=files)
     with sink:
-        with pytest.raises(StreamingQueryException, match="nothing of this batch counts"):
+        with pytest.raises(StreamingQueryException, match="batch is not committed"):
             run(source.stream(), sink, tmp_path / "checkpoint")
         assert [batch for batch, _ in commits(sink.log)] == [0]
         run(source.stream(), sink, tmp_path / "checkpoint")

@@ -392,7 +392,7 @@ def test_a_damaged_partition_is_tried_again_ever_later_then_given_up_and_taken_b
     with Changelog.open(log.path, mode="r") as reader:
         assert reader.state.partitions[0].uncleanable == reason  # every process sees it
     shown = CliRunner().invoke(group.cli, ["stats", str(log.path)]).output
-    assert "partition 0 is not cleaned any more until `keyfold compact` succeeds" in shown
+    assert "partition 0 is not cleaned until `keyfold compact` succeeds" in shown
     with pytest.raises(Damaged):
         log.compact()
     assert log.state.partitions[0].uncleanable

@@ -42,7 +42,7 @@ def test_compact_folds_and_says_what_each_pass_did(log_path: Path) -> None:
     assert sum(p["records_read"] - p["records_kept"] for p in found["passes"]) == 10
     assert restore(log_path).to_dict() == before
     again = run("compact", log_path)
-    assert again.output.startswith("there was nothing to fold\nbefore: 8 records")
+    assert again.output.startswith("nothing to compact\nbefore: 8 records")
 
 
 def test_compact_prints_a_line_per_pass(log_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_the_codes_are_in_the_help() -> None:
 
 def test_a_missing_key_is_no_damage(places: Path) -> None:
     done = run("get", places / "closed", "nothing")
-    assert (done.exit_code, done.stderr) == (1, "there is no value for this key\n")
+    assert (done.exit_code, done.stderr) == (1, "the key has no value\n")
     assert run("get", places / "bad segment", "k10").exit_code == 4
 
 
@@ -235,7 +235,7 @@ def test_a_full_standard_output_is_what_the_error_names(words: list[str], places
             [KEYFOLD, *words, *path], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert done.returncode == 7
-    assert done.stderr.startswith("error: Standard output cannot be written.\n")
+    assert done.stderr.startswith("error: Cannot write to standard output.\n")
     assert "places" not in done.stderr
 
 
@@ -255,7 +255,7 @@ def test_a_url_that_cannot_be_reached_is_what_the_error_names(
 def test_a_closed_standard_output_is_an_error(places: Path) -> None:
     words = f"{KEYFOLD} stats {places / 'closed'} >&-"
     done = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, "Standard output cannot be written." in done.stderr) == (7, True)
+    assert (done.returncode, "Cannot write to standard output." in done.stderr) == (7, True)
 
 
 @pytest.mark.parametrize("words", ["--help", "dump {path}", "restore {path} --to -", "stats {path} --json"])

@@ -102,7 +102,7 @@ def test_a_snapshot_that_is_refused_has_sealed_nothing(make: Any, log: Changelog
 def test_what_is_to_be_made_and_is_there_already_ends_as_a_wrong_argument(
     log: Changelog, tmp_path: Path
 ) -> None:
-    """Whoever makes it; 3 says that there is no changelog at PATH."""
+    """Whoever makes it; 3 says that PATH is not a changelog."""
     log.snapshot(tmp_path / "snapshot")
     taken, file = tmp_path / "taken", tmp_path / "taken.parquet"
     taken.mkdir()
@@ -122,4 +122,4 @@ def test_what_is_to_be_made_and_is_there_already_ends_as_a_wrong_argument(
         state.to_changelog(taken)
     done = run("snapshot", log.path, "--to", tmp_path / "x", "--clone-to", tmp_path / "y")
     assert done.exit_code == 2
-    assert "--clone-to makes a changelog" in " ".join(done.output.split())
+    assert "--clone-to clones the snapshot" in " ".join(done.output.split())

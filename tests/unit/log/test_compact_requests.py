@@ -51,8 +51,8 @@ def test_what_keeps_the_writer_from_compacting_is_what_the_command_says(tmp_path
         command = start_compact(log.path)
         _, err = command.communicate(timeout=60)
         assert command.returncode == 9
-        assert "another process is writing: it is asked to compact" in err
-        assert "The writing process answers: This changelog keeps every change." in err
+        assert "another process is writing; waiting for it to compact" in err
+        assert "The writing process failed to compact: This changelog keeps every change." in err
         assert "Traceback" not in err
 
 
@@ -61,7 +61,7 @@ def test_a_writer_that_cleans_only_by_hand_is_not_asked(tmp_path: Path) -> None:
         command = start_compact(log.path)
         _, err = command.communicate(timeout=60)
         assert command.returncode == 5
-        assert "set cleaner.threads to 1 there" in err
+        assert "set cleaner.threads to 1 in that process" in err
 
 
 def test_where_the_writer_ends_first_the_command_compacts_itself(tmp_path: Path) -> None:

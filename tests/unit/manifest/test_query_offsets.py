@@ -61,7 +61,7 @@ def test_a_missing_entry_is_refused_with_its_path(log: LocalOffsetLog) -> None:
     [b"", b"v1", b"v3\n{}\n1", b"v2\n{}\nno name", b"\xff\xfe\n\n", b"{}\nv1\n"],
 )
 def test_an_entry_that_is_none_is_refused(log: LocalOffsetLog, entry: bytes) -> None:
-    with pytest.raises(Damaged, match="where its sources stand"):
+    with pytest.raises(Damaged, match="Cannot read the source offsets"):
         parse(entry, log, 0)
 
 

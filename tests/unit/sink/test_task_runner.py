@@ -280,24 +280,24 @@ def _with(**attributes: Any) -> Plain:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: is_task(object()), r"no task.*\n.*process\(records, store\)"),
-        (lambda: is_task(Plain), r"its class(.*\n)*.*make one: Plain\(\)"),
-        (lambda: TaskRunner(_with(process=3)), "process cannot be called"),
-        (lambda: TaskRunner(_with(process=lambda records: None)), "process takes other arguments"),
-        (lambda: TaskRunner(_with(window=lambda: None)), "window takes other arguments"),
-        (lambda: TaskRunner(_with(window_interval=timedelta(1))), r"no window\."),
-        (lambda: TaskRunner(_with(window=print, window_interval=60)), "no window interval"),
-        (lambda: TaskRunner(_with(window=print, window_interval=timedelta(0))), "no window interval"),
-        (lambda: TaskRunner(_with(stores={})), "have names"),
-        (lambda: TaskRunner(_with(stores=["a"])), "have names"),
-        (lambda: TaskRunner(_with(stores={"a": StringSerde()})), r"'a' is none.*\n.*Store\("),
-        (lambda: Store(ttl=timedelta(0)), "no time to live"),
-        (lambda: Store(ttl=-timedelta(1)), "no time to live"),
-        (lambda: Store(ttl=30), "no time to live"),  # type: ignore[arg-type]
+        (lambda: is_task(object()), r"Not a task.*\n.*process\(records, store\)"),
+        (lambda: is_task(Plain), r"class instead(.*\n)*.*create an instance: Plain\(\)"),
+        (lambda: TaskRunner(_with(process=3)), "process is not a method"),
+        (lambda: TaskRunner(_with(process=lambda records: None)), "process has the wrong parameters"),
+        (lambda: TaskRunner(_with(window=lambda: None)), "window has the wrong parameters"),
+        (lambda: TaskRunner(_with(window_interval=timedelta(1))), "no method window"),
+        (lambda: TaskRunner(_with(window=print, window_interval=60)), "window_interval is invalid"),
+        (lambda: TaskRunner(_with(window=print, window_interval=timedelta(0))), "window_interval is invalid"),
+        (lambda: TaskRunner(_with(stores={})), "`stores` of a task are invalid"),
+        (lambda: TaskRunner(_with(stores=["a"])), "`stores` of a task are invalid"),
+        (lambda: TaskRunner(_with(stores={"a": StringSerde()})), r"'a' is not a Store.*\n.*Store\("),
+        (lambda: Store(ttl=timedelta(0)), "ttl of a store is invalid"),
+        (lambda: Store(ttl=-timedelta(1)), "ttl of a store is invalid"),
+        (lambda: Store(ttl=30), "ttl of a store is invalid"),  # type: ignore[arg-type]
         (lambda: Store(key=StringSerde), r"write StringSerde\(\)"),  # type: ignore[arg-type]
-        (lambda: Store(value="utf-8"), "needs a serde"),  # type: ignore[arg-type]
+        (lambda: Store(value="utf-8"), "serde of a store is invalid"),  # type: ignore[arg-type]
         *[
-            (lambda name=name: TaskRunner(_with(stores={name: Store()})), "cannot have that name")
+            (lambda name=name: TaskRunner(_with(stores={name: Store()})), "name of a store is invalid")
             for name in ("", "a\0b", "A", "a b", "ä", "a/b", "x" * 65, 3, "a\n")
         ],
     ],

@@ -390,7 +390,7 @@ def test_the_command_takes_and_clones(log: Changelog, to: Path, s3: str, tmp_pat
     assert command("verify", to).exit_code == 0
     done = command("snapshot", log.path)
     assert done.exit_code == 2
-    assert "--to PLACE, or --clone-to DIR" in done.output
+    assert "--to TARGET or --clone-to DIR" in done.output
     done = command("snapshot", log.path, "--clone-to", tmp_path / "more")
     assert done.exit_code != 0
     assert "error: Not a snapshot." in done.output
