@@ -52,7 +52,7 @@ def test_what_keeps_the_writer_from_compacting_is_what_the_command_says(tmp_path
         _, err = command.communicate(timeout=60)
         assert command.returncode == 9
         assert "another process is writing; waiting for it to compact" in err
-        assert "The writing process failed to compact: This changelog keeps every change." in err
+        assert "The writing process failed to compact: Compaction is disabled" in err
         assert "Traceback" not in err
 
 
