@@ -29,6 +29,7 @@ from keyfold.statestore.segment import block
 from support.faults.inject import KillAt, Operation, Selection, Watched, changes
 from support.folds import IN_MEMORY
 from support.horizons import Horizons
+from support.other_process import Seen, seen_through
 from support.perfect import Ends, Found, Made, Perfect, folded, found_in
 from support.waiting import in_time
 
@@ -186,23 +187,22 @@ class Machine(RuleBasedStateMachine):
 
     def prove_records(self, view: Changelog, model: Perfect) -> list[list[Found]]:
         """What a reader is given are records of the model, with the same fold; returns them."""
-        starts = tuple(view.start_offsets().values())
-        assert tuple(view.end_offsets().values()) == model.ends
-        assert view.state.next_commit == model.next_number
-        assert {name: c.batch for name, c in view.state.apps.items()} == {
-            c.app: c.batch for c in model.commits
-        }
-        raw = [found_in(view.read(p)) for p in range(model.partitions)]
-        for p, rows in enumerate(raw):
+        return self.prove_told(seen_through(view), model)
+
+    def prove_told(self, seen: Seen, model: Perfect) -> list[list[Found]]:
+        assert seen.ends == model.ends
+        assert seen.next_commit == model.next_number
+        assert seen.apps == {c.app: c.batch for c in model.commits}
+        for p, rows in enumerate(seen.records):
             offsets = [row[0] for row in rows]
             assert offsets == sorted(set(offsets))
-            assert all(starts[p] <= offset for offset in offsets)
+            assert all(seen.starts[p] <= offset for offset in offsets)
             assert all(tuple(row[1:]) == model.records[p][row[0]] for row in rows)
-            below = view.state.partitions[p].unique_below
+            below = seen.unique_below[p]
             keys = [key for offset, key, _, _ in rows if offset < below]
             assert len(keys) == len(set(keys)), f"partition {p}: keys are not unique below {below}"
-        assert self.fold_of(raw, model.ends) == model.started(starts).fold()
-        return raw
+        assert self.fold_of(seen.records, model.ends) == model.started(seen.starts).fold()
+        return seen.records
 
     def prove_points(self, view: Changelog, raw: list[list[Found]]) -> None:
         """The state at every point that the product calls restorable; and those that must be, are."""

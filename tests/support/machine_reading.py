@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,33 @@ from support.faults.inject import Watched
 from support.machine import Bounded
 from support.machine_cleaning import CleaningMachine
 from support.machine_writing import KEYS
+from support.other_process import OtherProcess
 from support.perfect import Ends, Made, Perfect, found_in
 
 State = dict[bytes, bytes]
 UTC = datetime.timezone.utc
 
 
+@cache
+def another_process() -> OtherProcess:
+    """One for all histories: each opens its own views there."""
+    return OtherProcess()
+
+
 class ReadingMachine(CleaningMachine):
     def __init__(self) -> None:
         super().__init__()
+        # Before descriptors are counted.
+        another_process()
         self.reader: Changelog | None = None
         self.seen: Perfect | None = None
+        self.seen_elsewhere: Perfect | None = None
         self.kept: tuple[RestoredState, State] | None = None
         self.kept_snapshot: tuple[RestoredState, State] | None = None
 
     # Few rules with many ways, so that what is written and cleaned has its turn.
 
-    @rule(data=st.data(), how=st.sampled_from(["look up", "read", "view", "refresh", "keep"]))
+    @rule(data=st.data(), how=st.sampled_from(["look up", "read", "view", "refresh", "keep", "elsewhere"]))
     def read_something(self, data: st.DataObject, how: str) -> None:
         if how == "look up":
             self.look_up(data)
@@ -45,6 +56,8 @@ class ReadingMachine(CleaningMachine):
             self.look_through_the_reader(data)
         elif how == "refresh":
             self.open_or_refresh_a_reader()
+        elif how == "elsewhere":
+            self.open_or_refresh_a_reader_elsewhere()
         elif self.model.commits:
             self.keep_a_restored_state(data)
 
@@ -109,6 +122,16 @@ class ReadingMachine(CleaningMachine):
             self.prove_view()
             self.reader.refresh()
         self.seen = self.model.started(tuple(self.reader.start_offsets().values()))
+
+    def open_or_refresh_a_reader_elsewhere(self) -> None:
+        other = another_process()
+        if self.seen_elsewhere is None:
+            starts = other.open(self.path)
+        else:
+            self.prove_told(other.seen(), self.seen_elsewhere)
+            starts = other.refresh()
+        self.seen_elsewhere = self.model.started(starts)
+        self.prove_told(other.seen(), self.seen_elsewhere)
 
     def look_through_the_reader(self, data: st.DataObject) -> None:
         if self.reader is None or self.seen is None:
@@ -317,4 +340,8 @@ class ReadingMachine(CleaningMachine):
             self.prove_view()
             self.reader.close()
             self.reader = self.seen = None
+        if self.seen_elsewhere is not None:
+            self.prove_told(another_process().seen(), self.seen_elsewhere)
+            another_process().close()
+            self.seen_elsewhere = None
         self.prove_kept()
