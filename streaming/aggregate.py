@@ -34,9 +34,9 @@ from keyfold.streaming.seed import seed
 _REMEDY: Final = "use transformWithState with keyfold.initial_state, which begins with any state"
 _LONG: Final = LongType()
 _COUNT_AS_DECIMAL: Final = "decimal(20,0)"
-#: The sum of decimals has so many digits more than they have, of at most 38; see Spark's `Sum`.
+#: The sum of decimals has this many more digits than its input, at most 38; see Spark's `Sum`.
 _SUM_DIGITS: Final = 10
-#: With more digits Spark's division keeps fewer behind the point than its average does.
+#: With more digits Spark's division keeps fewer after the point than its average does.
 _AVERAGE_DIGITS_MAX: Final = 24
 _MISSING: Final = "no such column"
 #: Whether a row of the stream has changed the group; beside the parts where the query is resumed.
@@ -170,7 +170,7 @@ def _analysed(live: DataFrame, keys: Sequence[str], aggregates: Sequence[Column]
     """What Spark takes each of the columns for."""
     if not aggregates or not all(isinstance(a, Column) for a in aggregates):
         raise ConfigError(
-            "These are no aggregates.", expected='columns such as F.sum("n").alias("n")',
+            "Not aggregates.", expected='columns such as F.sum("n").alias("n")',
             found=", ".join(type(a).__name__ for a in aggregates) or "none", remedy="give one or more",
         )  # fmt: skip
     frame: Any = live.groupBy(*map(_column, keys)).agg(*aggregates)
@@ -195,7 +195,7 @@ def _one(expression: Any, jvm: Any, *, ansi: bool) -> _Aggregate:
     if kind_of(held) != "AggregateExpression":
         raise _refused(
             name, "it is computed from aggregates",
-            "aggregate what it is computed from, and compute it behind aggregate(…)",
+            "aggregate what it is computed from, and compute it after aggregate(…)",
         )  # fmt: skip
     if held.isDistinct():
         raise _refused(name, "DISTINCT needs all values of a group, not their result")
@@ -290,7 +290,7 @@ def _check_keys(live: DataFrame, keys: Sequence[str]) -> None:
     for name in keys:
         if _WATERMARK in (fields[name].metadata or {}):
             raise ConfigError(
-                "Groups of a key with a watermark end, and a restored state does not know its watermark.",
+                "Groups of a key with a watermark expire, and a restored state has no watermark.",
                 position=f"column {name!r}", expected="a key without a watermark",
                 found="event time with a watermark",
                 remedy=f"leave withWatermark(…) out, and keep all groups; or {_REMEDY}",
@@ -301,7 +301,7 @@ def _check_stateless(live: DataFrame) -> None:
     """What other operators remember is in Spark's state only, and lost with the checkpoint."""
     for node in stateful(live._jdf.queryExecution().analyzed()):
         raise ConfigError(
-            "The stream remembers more than the aggregates, which a resumed query would not know.",
+            "The stream keeps state in addition to the aggregates, which a resumed query would lose.",
             expected="no stateful operator in front of aggregate(…)", found=kind_of(node),
             remedy="write what comes out of it to a changelog of its own, and aggregate that",
         )  # fmt: skip
@@ -349,7 +349,7 @@ def _check_held(
     raise SchemaMismatch(
         "This aggregation is not the one that wrote the changelog.", path=resumed.path,
         expected="; ".join(expected), found="; ".join(found),
-        remedy="aggregate what the changelog holds, and name in computed= what is computed behind "
+        remedy="aggregate what the changelog holds, and name in computed= what is computed after "
         "aggregate(…); the past of a new aggregate is not in it: for that, read all events again into a new "
         "changelog",
     )  # fmt: skip

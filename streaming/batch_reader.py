@@ -36,7 +36,7 @@ class KeyfoldReader(DataSourceReader):
         """The pieces of the newest durable view.
 
         Raises:
-            CompactedAway: the state at `at` was folded away, or data behind `startingOffsets` is gone.
+            CompactedAway: the state at `at`, or a delete after `startingOffsets`, was compacted away.
             ConfigError: there is no such commit, anchor, partition or offset.
         """
         options = self._options
@@ -103,7 +103,7 @@ def _counted(ends: tuple[int, ...], state: State, options: Options) -> tuple[int
 
 def _still_exact(view: ViewToken, ends: tuple[int, ...], state: State) -> bool:
     """Whether the newest state still has the fold up to `ends`, and it is that of the view: since then
-    the log may have been rolled back and written anew, or retention have moved its start.
+    the log may have been rolled back and written again, or retention may have moved its start.
     """
     return (
         tuple(p.generation for p in state.partitions) == view.generations
@@ -120,9 +120,9 @@ def _exact(ends: tuple[int, ...], state: State, root: Path) -> tuple[int, ...]:
     if state.restorable(ends):
         return ends
     raise CompactedAway(
-        "The exact state at these offsets was folded away, or retention has removed it.", path=root,
+        "The exact state at these offsets no longer exists: compaction or retention removed it.", path=root,
         position="offsets " + ",".join(str(e) for e in ends),
-        expected="offsets behind " + ",".join(str(p.clean_end) for p in state.partitions),
+        expected="offsets above " + ",".join(str(p.clean_end) for p in state.partitions),
         found=",".join(str(e) for e in ends),
         remedy="restore again; set an anchor before compaction to keep a point",
     )  # fmt: skip
@@ -130,7 +130,7 @@ def _exact(ends: tuple[int, ...], state: State, root: Path) -> tuple[int, ...]:
 
 def _not_of_this(ends: tuple[int, ...], state: State, root: Path) -> ConfigError:
     return ConfigError(
-        "These end offsets are not of this changelog.", path=root,
+        "Invalid end offsets for this changelog.", path=root,
         expected="up to " + ",".join(str(e) for e in state.ends), found=",".join(str(e) for e in ends),
         remedy="correct `endOffsets`",
     )  # fmt: skip

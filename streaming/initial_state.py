@@ -31,7 +31,7 @@ def initial_state(
 
     The processor's `handleInitialState` gets the columns that were written. Spark takes them in with batch 0,
     and again if it has to run that batch again; by then the sink may have committed it. So the commit has to
-    be kept in the query's checkpoint: `resume(checkpoint=…)`. Once batch 0 is behind, Spark ignores what it
+    be kept in the query's checkpoint: `resume(checkpoint=…)`. After batch 0, Spark ignores what it
     is given, which then is empty.
 
     The query needs Spark's RocksDB state store, and protobuf where Python runs.
@@ -45,7 +45,7 @@ def initial_state(
     """
     if resumed.checkpoint is None:
         raise ConfigError(
-            "An initial state has to be that of one commit, however often the first batch is run.",
+            "An initial state must be the state of one commit, however often the first batch runs.",
             path=resumed.path, expected="resume(path, app_id, checkpoint=…)", found="no checkpoint",
             remedy="give resume the checkpointLocation of the query",
         )  # fmt: skip
@@ -57,7 +57,7 @@ def initial_state(
     unknown = [name for name in wanted if name not in frame.columns]
     if unknown or not wanted:
         raise ConfigError(
-            "The state cannot be grouped so.", path=resumed.path, expected=", ".join(frame.columns),
+            "Cannot group the state by these columns.", path=resumed.path, expected=", ".join(frame.columns),
             found=", ".join(unknown) or "no keys", remedy="name columns of the state",
         )  # fmt: skip
     # A sink asks the query's plan whether its state begins with that of the resumed commit.

@@ -127,7 +127,7 @@ def _unreadable(
         return NotResumable(
             "The query has read partitions that are not among those it reads now.", path=root,
             position=_shown(missing), expected="the topics of the commit, with as many partitions or more",
-            found="topics that were deleted or made anew, or other options",
+            found="topics that were deleted or created again, or other options",
             remedy="correct subscribe, subscribePattern or assign; or failOnDataLoss=false goes on without "
             "these partitions",
         )  # fmt: skip
@@ -153,8 +153,8 @@ def _unreadable(
     if beyond:
         first = beyond[0]
         return NotResumable(
-            "The query has read further than Kafka has records: the topic was deleted and made anew, or is "
-            "another cluster's.", path=root, position=_shown(beyond),
+            "The query has read further than Kafka has records: the topic was deleted and created again, or "
+            "belongs to another cluster.", path=root, position=_shown(beyond),
             expected=_range(first, log_ranges), found=f"the commit ended at offset {position[first]}",
             remedy="correct kafka.bootstrap.servers; or write a new changelog from the new topic",
         )  # fmt: skip

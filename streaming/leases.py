@@ -79,7 +79,9 @@ def renew(files: Files, root: Path, lease: Lease, n: int) -> Lease | None:
         held = files.lock(path)
         if held is not None:
             try:
-                if files.size(path) == 0:  # it went between the look and the lock, which made the file anew
+                if (
+                    files.size(path) == 0
+                ):  # removed between the look and the lock, which created the file again
                     files.unlink(path)
                     return None
                 write_lease(files, root, n, expires, lease.identifier)

@@ -13,7 +13,7 @@ position is safe. A reader that began at the log's start and is not above it yet
 safe too as long as no tombstone was dropped since its position was written. The manifest line of that moment
 is therefore part of its position.
 
-Spark keeps where a batch ends, and asks a source anew where the first one begins when it has to run that one
+Spark keeps where a batch ends, and asks a source again where the first one begins when it has to run that one
 again. By then "latest", or the options that `resume` gave, can mean another position. So the end of the first
 batch says where it began.
 """
@@ -53,7 +53,7 @@ def resolved(wanted: str | Offsets, state: State, uuid: str, root: Path) -> Offs
         check_same(wanted.uuid, uuid, root)
         if set(wanted.offsets) != set(range(len(state.partitions))):
             raise ConfigError(
-                "These offsets are not of this changelog's partitions.", path=root,
+                "Offsets do not match the partitions of this changelog.", path=root,
                 expected=f"an offset for each of 0 to {len(state.partitions) - 1}",
                 found=", ".join(str(p) for p in sorted(wanted.offsets)) or "none",
                 remedy="give one offset for each partition",
@@ -68,7 +68,7 @@ def _check_generations(position: Offsets, state: State, root: Path) -> None:
         offset, known = position.offsets[number], position.generations.get(number, 0)
         if known > p.generation or offset > min(p.cuts[known:], default=offset):
             raise CompactedAway(
-                "The log was rolled back: this reader has seen records that are not there any more.",
+                "The log was rolled back: this reader has read records that no longer exist.",
                 path=filenames.partition(root, number), position=f"partition {number}, offset {offset}",
                 expected=f"a position of generation {p.generation}", found=f"generation {known}",
                 remedy='begin again with startingOffsets "earliest" and a new checkpoint, or by resume(...)',
@@ -81,7 +81,7 @@ def check_same(found: object, uuid: str, root: Path) -> None:
         raise ConfigError(
             "These offsets are of another changelog.", path=root, expected=f"keyfold {uuid}",
             found=f"keyfold {found}",
-            remedy="correct the path, or begin with a new checkpoint if the changelog was made anew",
+            remedy="correct the path, or begin with a new checkpoint if the changelog was created again",
         )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def begun_by(start: Offsets) -> Mapping[int, int]:
 
 
 def begin_of(start: Offsets, end: Offsets) -> Offsets:
-    """Where a batch begins: where it began, if it is run again and `start` was asked for anew."""
+    """Where a batch begins: where it began, if it is run again and `start` was asked for again."""
     if not end.begun or end.begun == start.offsets:
         return start
     return replace(end, offsets=end.begun)
@@ -169,7 +169,7 @@ def check_reached(position: Offsets, state: State, root: Path) -> None:
 def limited(
     files: Files, root: Path, state: State, begin: Sequence[int], target: Sequence[int], rows: int
 ) -> list[int]:
-    """End offsets, at most `target`, with at most `rows` records behind `begin` in all partitions together.
+    """End offsets, at most `target`, with at most `rows` records after `begin` in all partitions together.
 
     The rows are shared out in proportion to what waits in each partition.
     """

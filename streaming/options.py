@@ -188,7 +188,7 @@ def _named(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if name.lower() not in known:
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
             raise ConfigError(
-                f"There is no option {name!r}.",
+                f"Unknown option {name!r}.",
                 expected=known[near[0]] if near else "one of " + ", ".join(sorted(_USES)), found=name,
                 remedy="use the nearest valid name" if near else "leave it out",
             )  # fmt: skip
@@ -201,7 +201,7 @@ def _mode(values: Mapping[str, str]) -> Mode:
         near = difflib.get_close_matches(mode, _MODES, n=1)
         raise _refused(
             "mode",
-            "There is no such mode.",
+            "Unknown mode.",
             near[0] if near else "one of " + ", ".join(_MODES),
             mode,
             "correct it",

@@ -74,7 +74,7 @@ class Piece(InputPartition):
 
     def _expired(self, e: KeyfoldError | None, expected: object, found: object) -> ViewExpired:
         return ViewExpired(
-            "What this DataFrame was planned to read is not there any more.",
+            "The records that this DataFrame was planned to read no longer exist.",
             path=self.root if e is None else e.path,
             position=f"partition {self.partition}, offsets {self.begin} to {self.end}",
             expected=expected, found=found,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from keyfold.statestore.schema.columns import Columns
     from keyfold.streaming.options import Mode
 
-#: Kafka's timestamp type 0 is CreateTime: the time that the record was given by whoever made it.
+#: Kafka's timestamp type 0 is CreateTime: the time that the producer gave the record.
 _CREATE_TIME: Final = 0
 
 _KAFKA: Final = StructType(

@@ -97,10 +97,11 @@ class KeyfoldSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("keyfold")` known to a session where Spark has not found it by itself.
+    """Register `format("keyfold")` with a session in which Spark has not found it by itself.
 
-    Spark looks for packages named `pyspark_…` on Python's path, and finds that of an installed keyfold. It
-    does not find one that was installed to be edited (`pip install -e`). Doing it twices does no harm.
+    Spark looks for packages named `pyspark_…` on Python's path, and finds the one that is installed with
+    keyfold. Call this for a session that was started before keyfold was installed, or with another path. A
+    second call does no harm.
 
     Raises:
         ConfigError: the session is one of Spark Connect.

@@ -48,7 +48,7 @@ def flights() -> pd.DataFrame:
 
 
 def write_files(table: pd.DataFrame, directory: Path, files: int) -> Iterator[Path]:
-    """The flights as so many Parquet files, in time order.
+    """The flights as this many Parquet files, in time order.
 
     Spark's file source takes files by their modification time, so each gets one of its own.
     """

@@ -27,7 +27,7 @@ from keyfold.sink.task_sink import Int64Serde, JsonSerde, NamedStores, StringSer
 PARTITIONS = 4
 #: The demo compacts by hand at its end, to show what that does. Left out, a background thread cleans.
 BY_HAND = {"cleaner.threads": 0, "anchors.auto": 1}
-#: The flights are fed in so many files, one in a micro-batch; followers take as many flights at a time.
+#: The number of files of flights, one per micro-batch; followers take as many flights at a time.
 FILES = 24
 ROWS_PER_TRIGGER = 16_000
 FORGET_AFTER = timedelta(days=30)
@@ -90,7 +90,7 @@ def count(spark: SparkSession, root: Path) -> StreamingQuery:
     """Flights, minutes of delay and miles per carrier and per destination: a native aggregation of Spark.
 
     Where the query's checkpoint is lost, the aggregation begins with the restored totals as its first
-    micro-batch, and the events go on behind the position that was committed with them. The sums of both are
+    micro-batch, and the events go on after the position that was committed with them. The sums of both are
     the totals as if nothing had happened.
     """
     checkpoint = root / "spark" / "counters"

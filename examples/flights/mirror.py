@@ -30,7 +30,7 @@ class Mirror:
         )
 
     def reload(self) -> int:
-        """Everything anew, as of the last commit; returns the number of rows."""
+        """Load everything again, as of the last commit; returns the number of rows."""
         with restore(self._changelog) as state, self._db:
             self._db.execute("DELETE FROM rows")
             for batch in state.batches():

@@ -290,8 +290,8 @@ def test_arguments_that_cannot_be_are_refused(spark: SparkSession) -> None:
     wrong: list[tuple[Any, list[Any], str]] = [
         ("nowhere", [n.alias("v")], "keys have to be columns"),
         ([], [n.alias("v")], "keys have to be columns"),
-        ("word", [], "no aggregates"),
-        ("word", ["n"], "no aggregates"),
+        ("word", [], "Not aggregates"),
+        ("word", ["n"], "Not aggregates"),
         ("word", [n], "no name of its own"),
         ("word", [n.alias("WORD")], "one name"),
         ("word", [F.avg("n").alias("v"), n.alias("v_sum")], "one name"),

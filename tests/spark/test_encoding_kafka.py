@@ -57,8 +57,8 @@ def test_kafkas_shape_takes_deletes_and_sequences(spark: SparkSession) -> None:
         ("select 'a' as key", "needs Kafka's columns"),
         ("select 'a' as key, 1 as value", "needs Kafka's columns"),
         ("select 'a' as key, 'b' as value, 1 as other", "found: other"),
-        ("select 'a' as key, 'b' as value, 'now' as timestamp", "timestamp has another type"),
-        ("select 'a' as key, 'b' as value, map('a', 'b') as headers", "headers has another type"),
+        ("select 'a' as key, 'b' as value, 'now' as timestamp", "timestamp has the wrong type"),
+        ("select 'a' as key, 'b' as value, map('a', 'b') as headers", "headers has the wrong type"),
         ("select 'a' as key, 'b' as value, 'c' as value", "each once"),
     ],
 )

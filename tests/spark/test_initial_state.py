@@ -126,7 +126,7 @@ def test_without_a_checkpoint_to_keep_the_commit_in_it_is_refused(events: Events
     job = Job(events, tmp_path, by_pandas)
     job.run()
     with resume(job.log, "totals") as again:
-        with pytest.raises(ConfigError, match="however often the first batch is run"):
+        with pytest.raises(ConfigError, match="however often the first batch runs"):
             initial_state(events.spark, again)
 
 
@@ -138,5 +138,5 @@ def test_it_is_grouped_by_the_keys_or_by_what_is_named(events: Events, tmp_path:
         assert {(r["word"], r["count"]) for r in counts.collect()} == {("a", 1), ("b", 1)}
         assert initial_state(events.spark, again, "n").count().columns == ["n", "count"]
         for keys in (["nowhere"], []):
-            with pytest.raises(ConfigError, match="cannot be grouped so"):
+            with pytest.raises(ConfigError, match="Cannot group the state"):
                 initial_state(events.spark, again, keys)

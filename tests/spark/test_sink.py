@@ -383,7 +383,7 @@ def test_a_closed_sink_takes_no_batch_and_can_be_closed_again(spark: SparkSessio
     sink = ChangelogSink(tmp_path / "log")
     sink.close()
     sink.close()
-    with pytest.raises(ConfigError, match="was closed"):
+    with pytest.raises(ConfigError, match="is closed"):
         sink(kafka(spark, ("a", "1")), 0)
 
 
@@ -392,7 +392,7 @@ def test_a_sink_that_was_closed_before_its_first_batch_makes_no_changelog(
 ) -> None:
     sink = ChangelogSink(tmp_path / "log", keys="key")
     sink.close()
-    with pytest.raises(ConfigError, match="was closed"):
+    with pytest.raises(ConfigError, match="is closed"):
         sink(kafka(spark, ("a", "1")), 0)
     assert not (tmp_path / "log").exists()
 

@@ -70,7 +70,7 @@ def test_the_second_call_for_a_batch_is_refused_and_what_the_message_says_puts_i
     words.run(made[0])
     words.add("a", "b")
     for _ in range(2):  # a start of the query again does not make it right either
-        with pytest.raises(StreamingQueryException, match=r"(?s)this one would be dropped.*rollback"):
+        with pytest.raises(StreamingQueryException, match=r"(?s)this call's rows would be dropped.*rollback"):
             words.run(twice)
     assert words.held() == [("a", 0), ("b", 0), ("a", 1)]
     made[0].log.rollback(("log", 0))
@@ -233,7 +233,7 @@ def test_a_changelog_with_another_name_is_guarded_as_before(words: Words) -> Non
     words.log = words.log.rename(words.log.with_name("renamed"))
     words.checkpoint = words.checkpoint.with_name("new")
     with words.sink() as sink:
-        with pytest.raises(StreamingQueryException, match=r"The app 'log' has committed .*"):
+        with pytest.raises(StreamingQueryException, match=r"The app 'log' has already committed .*"):
             words.run(sink)
         assert words.held() == [("a", 0)]
 

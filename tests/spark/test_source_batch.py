@@ -161,7 +161,7 @@ def test_columns_that_spark_does_not_need_do_no_harm(read: Callable[[], DataFram
     [
         (
             {"stratingOffsets": "latest"},
-            ["There is no option 'stratingoffsets'", "expected: startingOffsets"],
+            ["Unknown option 'stratingoffsets'", "expected: startingOffsets"],
         ),
         ({"mode": "chnges"}, ["'mode'", "expected: changes"]),
         ({"at": "99"}, ["Commit 99 does not exist", "a number from 1 to 1", "what to do"]),
@@ -180,7 +180,7 @@ def test_a_bad_option_is_refused_with_the_whole_message(
 
 
 def test_a_path_without_a_changelog_is_refused(read: Callable[[], DataFrameReader], tmp_path: Path) -> None:
-    with pytest.raises(AnalysisException, match=r"not a changelog(.|\n)*nowhere(.|\n)*correct the path"):
+    with pytest.raises(AnalysisException, match=r"Not a changelog(.|\n)*nowhere(.|\n)*correct the path"):
         read().load(str(tmp_path / "nowhere"))
 
 

@@ -153,8 +153,8 @@ def test_the_json_that_the_source_keeps_is_taken_as_the_start(path: Path) -> Non
     ("change", "message"),
     [
         ({"keyfold": "0" * 32}, "of another changelog"),
-        ({"offsets": {"0": 1}}, "not of this changelog's partitions"),
-        ({"offsets": {"0": 1, "1": 0, "2": 0}}, "not of this changelog's partitions"),
+        ({"offsets": {"0": 1}}, "do not match the partitions of this changelog"),
+        ({"offsets": {"0": 1, "1": 0, "2": 0}}, "do not match the partitions of this changelog"),
         ({"offsets": {"0": 99, "1": 0}}, "ends before"),
     ],
 )

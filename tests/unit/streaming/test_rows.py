@@ -148,7 +148,7 @@ def test_the_state_at_an_anchor_is_exact_after_compaction(folded: Path) -> None:
 def test_a_state_that_was_folded_away_is_refused_with_what_is_left(folded: Path) -> None:
     with pytest.raises(CompactedAway, match="anchors second"):
         read_batch(folded, at="3")
-    with pytest.raises(CompactedAway, match="folded away"):
+    with pytest.raises(CompactedAway, match="no longer exists"):
         read_batch(folded, endOffsets="3")
 
 
@@ -166,7 +166,7 @@ def test_end_offsets_give_the_state_that_restore_sees(folded: Path) -> None:
 
 @pytest.mark.parametrize("ends", ["1,2", "99"])
 def test_end_offsets_that_no_commit_had_are_refused(folded: Path, ends: str) -> None:
-    with pytest.raises(ConfigError, match="not of this changelog"):
+    with pytest.raises(ConfigError, match="Invalid end offsets"):
         read_batch(folded, endOffsets=ends)
 
 
