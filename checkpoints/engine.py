@@ -52,11 +52,11 @@ class Engine:
 
     def __init__(self, writer: Writer, keeper: StateUpdater | None = None) -> None:
         self.writer = writer
-        #: held by whoever changes the records, from what it reads to its commit
+        #: held by the thread that changes the records, from its first read to its commit
         self.transactions = Turn(writer.root, writer.ownership.process)
         self.cleaning = CleanerManager(writer)
         self.snapshots = SnapshotPolicy(writer)
-        #: held by the cleaner's thread that does what is due besides passes
+        #: held by the cleaner's thread that does the chores
         self.chores = threading.Lock()
         self._keeper = StateUpdater.of_writer(writer) if keeper is None else keeper
         cleaner.POOL.add(self)
@@ -254,7 +254,7 @@ class Engine:
         )  # fmt: skip
 
     def do_chores(self) -> None:
-        """What is due besides passes: retention, segments too old to stay active, snapshots, requests. For
+        """What is due apart from passes: retention, segments too old to stay active, snapshots, requests. For
         the cleaner.
         """
         if not self.chores.acquire(blocking=False):

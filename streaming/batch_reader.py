@@ -37,7 +37,7 @@ class KeyfoldReader(DataSourceReader):
 
         Raises:
             CompactedAway: the state at `at`, or a delete after `startingOffsets`, was compacted away.
-            ConfigError: there is no such commit, anchor, partition or offset.
+            ConfigError: the commit, anchor, partition or offset does not exist.
         """
         options = self._options
         planner = Planner(LOCAL, options.path, options.view_timeout_ms)

@@ -41,7 +41,7 @@ def initial_state(
             by default, of a raw changelog `key`.
 
     Raises:
-        ConfigError: `resumed` is not kept in a checkpoint, or there is no such column.
+        ConfigError: `resumed` is not kept in a checkpoint, or a column does not exist.
     """
     if resumed.checkpoint is None:
         raise ConfigError(

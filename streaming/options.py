@@ -38,7 +38,7 @@ _USES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "includeHeaders": (("log",), _BOTH),
     "maxOffsetsPerTrigger": (_RECORDS, ("stream",)),
 }
-#: Whoever gives one of these follows the log: without `mode` the mode is then "changes", else "state".
+#: A reader with one of these follows the log: its default mode is "changes", else it is "state".
 _FOLLOWING: Final = ("startingOffsets", "endingOffsets", "failOnDataLoss", "maxOffsetsPerTrigger")
 
 _VIEW_TIMEOUT_MS: Final = 600_000

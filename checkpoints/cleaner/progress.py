@@ -19,10 +19,10 @@ def after_group(
     """What holds once a group is swapped, but for its segments; the invariants are in `PartitionState`.
 
     From the first group on, the states between anchors are gone up to `end`, those at splits that no anchor
-    wants any more too. From `end` on nothing changes, so every split that is not below stays one, whoever
-    wants it. Below `first_dirty` keys stay unique as they were: what a pass takes out can only help. Below
-    `end` they are so when it has come through. Further on they are if they were and the pass has removed no
-    split; else a key from there may now be in one interval with a key below `end`.
+    wants any more too. From `end` on nothing changes, so every split that is not below is kept, whether or
+    not an anchor needs it. Below `first_dirty` keys stay unique as they were: what a pass takes out can only
+    help. Below `end` they are so when it has come through. Further on they are if they were and the pass has
+    removed no split; else a key from there may now be in one interval with a key below `end`.
 
     Args:
         before: the state when the group is swapped; the first group's is that of the section.

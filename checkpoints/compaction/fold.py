@@ -33,8 +33,8 @@ from keyfold.statestore.keys.key_table import KeyTable
 
 __all__ = ["FoldCounts", "OffsetMap", "compact", "compacted_pairs", "gathered", "last_per_key", "last_values"]
 
-#: Smaller batches that follow one another are put together first, up to so many records and bytes: every
-#: call costs.
+#: Smaller neighbouring batches are merged first, up to this many records and bytes, because every call
+#: costs.
 _SMALL_ROWS: Final = 4096
 _SMALL_BYTES: Final = 1 << 20
 #: The tombstones' keys get what the map leaves of its budget, but at least this share of it.
@@ -74,7 +74,7 @@ def compact(
 
     Args:
         source: the log from its start; called twice if there are tombstones to be dropped. The records that
-            the map was built of must be in it. Records at and behind the map's end pass through untouched.
+            the map was built of must be in it. Records at and after the map's end pass through unchanged.
         tombstones_below: the horizon of the tombstones below this offset has passed. 0 for none.
         counts: is kept up to date while the result is iterated.
         swept_end: no tombstone below this offset could go, unless by what the map makes obsolete.
@@ -103,7 +103,7 @@ def compacted_pairs(
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """As `compact`, beside each batch what stays of it, be it nothing.
 
-    Small batches are put together, but never those before an empty batch with those behind it.
+    Small batches are merged, but never across an empty batch.
     """
     below = min(tombstones_below, offset_map.end_offset)
     above = min(swept_end, offset_map.first_dirty)
@@ -215,8 +215,8 @@ def _spare_bytes(offset_map: OffsetMap) -> int | None:
 def gathered(
     batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Neighbours in lists of at most so many rows and bytes, or of one that is larger. Those before an empty
-    batch and those behind it are never in one list; it is in none.
+    """Neighbours in lists of at most `rows_max` rows and `bytes_max` bytes, or of one batch that is larger.
+    No list spans an empty batch, which is in none.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0

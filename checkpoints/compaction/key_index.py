@@ -39,7 +39,7 @@ POSITIONS_MAX: Final = 1 << 32
 _POSITION: Final = np.uint64(POSITIONS_MAX - 1)
 _HALF_HASH: Final = np.uint64((1 << 64) - POSITIONS_MAX)
 _HALF: Final = np.uint64(32)
-#: So many entries are worked on at a time: their keys' cache lines fit the second-level cache.
+#: Number of entries that are processed at a time: their keys' cache lines fit the second-level cache.
 _SLICE: Final = 1 << 12
 #: Room for the first entries, and when that is full; memory that is not written to costs nothing. It
 #: doubles where folding leaves more than half of it in use. Never more than the capacity allows.
@@ -256,12 +256,12 @@ class KeyIndex:
         """Complete `obsolete` for groups of one half hash that hold several keys.
 
         Args:
-            breaks: entries whose neighbour behind them has the same half hash and another key.
+            breaks: entries whose next neighbour has the same half hash and another key.
         """
         groups = np.unique(entries[breaks] & _HALF_HASH)
         group_starts = np.searchsorted(entries, groups)
         group_ends = np.searchsorted(entries, groups | _POSITION, side="right") - 1
-        # Runs of equal keys: each ends at a break or with its group, and begins behind the run before it.
+        # Runs of equal keys: each ends at a break or with its group, and begins after the run before it.
         ends = np.sort(np.concatenate([breaks, group_ends]))
         starts = np.sort(np.concatenate([breaks + 1, group_starts]))
         keys = self._held.take((entries[ends] & _POSITION).view(np.int64))
@@ -332,7 +332,7 @@ class _Directory:
 def _first_left_out(entries: Words, obsolete: Bools, mixed: _Runs, capacity: int) -> int:
     """The position of the first key beyond the capacity: every distinct key counts where it comes first.
 
-    `obsolete` is not needed behind this and is overwritten.
+    `obsolete` is not needed afterwards and is overwritten.
     """
     # An entry begins a run where the one before it is not of its key.
     for at in reversed(list(_slices(len(entries) - 1))):

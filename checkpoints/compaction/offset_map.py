@@ -123,8 +123,8 @@ class OffsetMap:
         return self._head_start
 
     def cursor(self) -> Cursor:
-        """For going over the log, once: it takes the map's keys, and behind the clean section it lets them
-        go, and with them the files that they are mapped from.
+        """For one reading of the log: it takes the keys of the map, and releases them after the clean
+        section, together with the files that they are mapped from.
         """
         head, self._head = self._head, None
         if head is None:
@@ -176,7 +176,7 @@ class Cursor:
         return None if len(rows) == len(offsets) else rows
 
     def finish(self) -> None:
-        """To be called behind the last batch. Raises ValueError if these were not the records of the map."""
+        """Call it after the last batch. Raises ValueError if these were not the records of the map."""
         if self._seen != self._map.records:
             raise ValueError(
                 f"The log has {self._seen} records in [{self._map.first_dirty}, {self._map.end_offset});"
@@ -248,7 +248,7 @@ def _dirty_keys(dirty: Source, first_dirty: int, dirty_end: int | None) -> Itera
         if len(offsets) == 0:
             continue
         if int(offsets[0]) <= last or int(offsets[-1]) - int(offsets[0]) < len(offsets) - 1:
-            raise ValueError(f"Offsets do not ascend behind offset {last}.")
+            raise ValueError(f"Offsets do not ascend after offset {last}.")
         last = int(offsets[-1])
         start = int(np.searchsorted(offsets, first_dirty))
         stop = len(offsets) if dirty_end is None else int(np.searchsorted(offsets, dirty_end))

@@ -32,7 +32,7 @@ class _Keeper(Protocol):
         """Goes up before rows are removed."""
 
     def distrust(self, error: StoreUnusable, clearings: int) -> KeyfoldError:
-        """Have stores that cannot be read built again; returns the error for whoever has read them."""
+        """Have stores that cannot be read built again; returns the error to raise."""
 
 
 class CurrentValues(PartitionedStore):

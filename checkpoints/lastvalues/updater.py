@@ -203,8 +203,8 @@ class StateUpdater:
         return self._kept.clearings
 
     def distrust(self, error: StoreUnusable, clearings: int) -> KeyfoldError:
-        """Have the stores built again, unless they were since there were so many `clearings`; returns the
-        error for whoever has met that one in the middle of what is read as of one commit.
+        """Have the stores built again, unless they were already since the count was `clearings`; returns the
+        error to raise in the middle of a read as of one commit.
         """
         log.warning("changelog %s: cannot read the last values: %s", self._followed.root, str(error))
         with self._changed:
@@ -267,8 +267,8 @@ class StateUpdater:
             self._thread.join()
 
     def _check(self, failures: int) -> None:
-        """Raises what keeps the stores from going on, if they could not since there were so many `failures`:
-        an earlier one may be over.
+        """Raises the failure of the stores, if there was one since the count was `failures`: an earlier one
+        may be over.
         """
         if self._failure is not None and self._failures > failures:
             raise self._failure

@@ -10,7 +10,7 @@ kind `t`:
 - `swap`: one cleaner pass over one partition: files out, files in
 - `delete`: retention moved a log's start
 - `anchor`, `unanchor`: a commit must stay restorable, or need not any more
-- `rollback`: everything behind a commit is taken back
+- `rollback`: everything after a commit is removed
 - `uncleanable`: the cleaner has given up a partition, or, with an empty reason, has taken it back
 
 What is read raises `KeyError`, `ValueError`, `TypeError` or `IndexError` where it makes no sense.
@@ -37,7 +37,7 @@ _MARKS_MIN: Final = 8
 
 
 class Entry(Protocol):
-    """A line behind the checkpoint. `State.apply` gives the state its number."""
+    """A line after the checkpoint. `State.apply` gives the state its number."""
 
     KIND: ClassVar[str]
 
@@ -95,7 +95,7 @@ class CommitEntry:
     Attributes:
         parts: partition → what its segments are now.
         unanchor: anchors that end with it.
-        keep: so many of the last commits can be named from here on; None: as before.
+        keep: how many of the last commits can be named from here on; None: as before.
     """
 
     KIND: ClassVar[str] = "commit"
@@ -319,11 +319,11 @@ class UnanchorEntry:
 
 @dataclass(frozen=True, slots=True)
 class RollbackEntry:
-    """Everything behind a commit is taken back.
+    """Everything after a commit is removed.
 
     Attributes:
         ends: of every partition, as of the commit.
-        parts: partition → names of the segments that go, and what replaces them.
+        parts: partition → names of the segments that are removed, and what replaces them.
     """
 
     KIND: ClassVar[str] = "rollback"

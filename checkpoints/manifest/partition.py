@@ -149,7 +149,7 @@ class PartitionState:
     # -- as JSON ---------------------------------------------------------------------------------------------
 
     def to_json(self, marks: int) -> Line:
-        """As a checkpoint has it. Args: marks: at most so many of each segment without index."""
+        """As a checkpoint has it. Args: marks: at most this many of each segment without index."""
         return {
             "start": self.start,
             "end": self.end,

@@ -6,8 +6,11 @@ Each yields `line: what is wrong`. `tests/unit/test_tree.py` says which files mu
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Rule: TypeAlias = Callable[[ast.Module], Iterator[str]]
 
@@ -81,6 +84,21 @@ def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
+
+
+#: What a native writer of English would not write here. "Behind" is for lag: a standby is behind its writer.
+_UNIDIOMATIC: Final = re.compile(
+    r"\b(anew|besides|whoever|so many|there is no such|behind (the|a|an|it|them|this|that|each|every))\b",
+    re.IGNORECASE,
+)
+
+
+def unidiomatic(text: str) -> Iterator[str]:
+    """Words in strings, docstrings and comments of Python source that give a translation away."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.STRING, tokenize.COMMENT) or "STRING" in tokenize.tok_name[token.type]:
+            for found in _UNIDIOMATIC.finditer(" ".join(token.string.split())):
+                yield f"{token.start[0]}: {found[0]!r}"
 
 
 def room_of(module: str) -> str:

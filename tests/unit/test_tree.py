@@ -26,6 +26,7 @@ from support.rules import (
     reaches_through_the_door,
     room_of,
     touched_files,
+    unidiomatic,
     wrong_directions,
 )
 
@@ -156,6 +157,22 @@ def test_there_is_one_door_to_the_writer(path: Path) -> None:
 def test_sinks_and_streams_are_above_the_engine() -> None:
     above = {name_of(path).split("/")[0] for path in ABOVE_THE_ENGINE}
     assert above == {"checkpoints", "sink", "streaming"}
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_ids)
+def test_sentences_read_as_a_native_writer_would_write_them(path: Path) -> None:
+    assert list(unidiomatic(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["# made anew", 'f"the offsets behind the commit"', '"""X.\n\nso\n many.\n"""']
+)
+def test_a_translated_sentence_is_seen(text: str) -> None:
+    assert list(unidiomatic(text)) != []
+
+
+def test_a_word_in_code_or_of_lag_is_let_pass() -> None:
+    assert list(unidiomatic('behind = 1\nx = "3 commits behind"\n')) == []
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=_ids)
