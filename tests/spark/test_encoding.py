@@ -335,7 +335,7 @@ def test_the_value_is_what_the_column_lists_say_and_keys_are_always_there(spark:
     [
         ({"keys": "wrd"}, "did you mean 'word'"),
         ({"keys": "WORD"}, "did you mean 'word'"),
-        ({"keys": ["word", "word"]}, "each once"),
+        ({"keys": ["word", "word"]}, "unique names"),
         ({"keys": "word", "column_list": ["coutn"]}, "did you mean 'count'"),
         ({"keys": "word", "except_column_list": ["zzz"]}, "one of word, count, at"),
         ({"keys": "word", "column_list": ["at"], "except_column_list": ["count"]}, "exclude each other"),
