@@ -87,7 +87,7 @@ def test_a_resumed_query_may_write_a_changelog_with_other_partitions(
         live = events.stream(again.options())
         with (
             ChangelogSink(new, keys="word", config=QUIET, partitions=3) as sink,
-            pytest.raises(StreamingQueryException, match=r"(?s)only the groups that change.*whole=True"),
+            pytest.raises(StreamingQueryException, match=r"(?s)returns only changed groups.*whole=True"),
         ):
             finish(aggregate(live, "word", counted, resumed=again), sink, tmp_path / "partial")
         assert not new.exists()

@@ -272,7 +272,7 @@ def test_a_snapshot_elsewhere_is_read_by_its_url(use: str) -> None:
 @pytest.mark.parametrize("use", ["restore", "Changelog.open to read", "verify", "keyfold get"])
 def test_a_url_that_nobody_knows_is_refused(use: str) -> None:
     for url in ("nothing://there", "notfs://x/y"):
-        with pytest.raises(ConfigError, match=r"no file system(.|\n)*what to do:"):
+        with pytest.raises(ConfigError, match=r"No file system(.|\n)*what to do:"):
             READ[use](url)
 
 
@@ -366,5 +366,5 @@ def test_a_url_without_a_secret_is_taken(url: str) -> None:
 def test_a_url_is_no_path_in_a_file_system_of_ones_own() -> None:
     import pyarrow.fs
 
-    with pytest.raises(ConfigError, match=r"path in it(.|\n)*what to do:"):
+    with pytest.raises(ConfigError, match=r"path inside that file system(.|\n)*what to do:"):
         restore("s3://bucket/log", filesystem=pyarrow.fs.LocalFileSystem())
