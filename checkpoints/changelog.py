@@ -360,10 +360,10 @@ class Changelog:
         if self._store is None:
             parts = (
                 batch.select(["key", "value"])
-                for number, p in enumerate(self.state.partitions)
+                for partition, p in enumerate(self.state.partitions)
                 for batch in state_batches(
                     self.files,
-                    filenames.partition(self.path, number),
+                    filenames.partition(self.path, partition),
                     p.segments,
                     p.end,
                     p.unique_below,
@@ -407,8 +407,8 @@ class Changelog:
                 arguments.whole("partitions", p)
                 for p in arguments.several("partitions", partitions, "numbers")
             ]
-        for number in chosen:
-            partition_state(self.state, self.path, number)
+        for partition in chosen:
+            partition_state(self.state, self.path, partition)
         with self.engine.cleaning.paused(chosen):
             yield
 

@@ -233,21 +233,21 @@ class Engine:
                 remedy="set cleanup.policy to compact if only last values should be kept",
             )
         self.writer.seal_active()
-        numbers = range(len(self.writer.state.partitions))
-        with ThreadPoolExecutor(max(1, min(config.cleaner_threads, len(numbers)))) as pool:
-            passes = [pool.submit(self._clean_now, number, full) for number in numbers]
+        partitions = range(len(self.writer.state.partitions))
+        with ThreadPoolExecutor(max(1, min(config.cleaner_threads, len(partitions)))) as pool:
+            passes = [pool.submit(self._clean_now, partition, full) for partition in partitions]
         return [one for done in passes for one in done.result()]
 
-    def _clean_now(self, number: int, full: bool) -> list[PassStatistics]:
+    def _clean_now(self, partition: int, full: bool) -> list[PassStatistics]:
         """Retention, or a new anchor, aborts a pass. Then another one begins."""
         for _ in range(_PASSES_BROKEN_OFF_MAX):
             try:
-                return self.cleaning.clean_now(number, full=full)
+                return self.cleaning.clean_now(partition, full=full)
             except Aborted:
-                if self.cleaning.is_stopped(number):
+                if self.cleaning.is_stopped(partition):
                     break
         raise ConfigError(
-            "The compaction was stopped.", path=self.writer.root, position=f"partition {number}",
+            "The compaction was stopped.", path=self.writer.root, position=f"partition {partition}",
             expected="an open changelog with cleaning not paused, and few retention passes and rollbacks",
             found="the changelog was closed or paused, or retention or rollbacks aborted each attempt",
             remedy="compact again",

@@ -37,7 +37,10 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
         state = writer.state
         made: list[SegmentWriter] = []
         try:
-            parts = {number: _cut(writer, state, number, end, made) for number, end in enumerate(commit.ends)}
+            parts = {
+                partition: _cut(writer, state, partition, end, made)
+                for partition, end in enumerate(commit.ends)
+            }
         except BaseException as e:
             discard_segments(made)
             if isinstance(e, OSError):
@@ -48,13 +51,13 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
                 ) from e  # fmt: skip
             raise
         swapped = {
-            number: (tuple(s.name for s in out), tuple(added))
-            for number, (out, added) in parts.items()
+            partition: (tuple(s.name for s in out), tuple(added))
+            for partition, (out, added) in parts.items()
             if out
         }
         writer.write_line(RollbackEntry(commit.number, commit.ends, swapped))
-        for number, (out, _) in parts.items():
-            writer.garbage.add_segments(writer.state.n, number, out)
+        for partition, (out, _) in parts.items():
+            writer.garbage.add_segments(writer.state.n, partition, out)
     writer.garbage.collect()
     return commit
 
@@ -73,13 +76,13 @@ def _check_anchors(writer: Writer, commit: Commit) -> None:
 
 
 def _cut(
-    writer: Writer, state: State, number: int, end: int, made: list[SegmentWriter]
+    writer: Writer, state: State, partition: int, end: int, made: list[SegmentWriter]
 ) -> tuple[list[Segment], list[Segment]]:
     """The segments of a partition that are removed, and what replaces them."""
-    out = [s for s in state.partitions[number].segments if s.next > end]
+    out = [s for s in state.partitions[partition].segments if s.next > end]
     if not out or out[0].base >= end:
         return out, []
-    directory = filenames.partition(writer.root, number)
+    directory = filenames.partition(writer.root, partition)
     kept = read_segments(writer.files, directory, (out[0],), out[0].base, end)
     cut = (replace(out[0], next=end),)
-    return out, rewrite_segments(writer, number, cut, kept, lambda size: None, made)
+    return out, rewrite_segments(writer, partition, cut, kept, lambda size: None, made)

@@ -156,10 +156,10 @@ class Stage:
             # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
             rows = rows.take(pa.array(np.argsort(numbers.astype(np.uint16), kind="stable")))
         start = 0
-        for number in touched:
-            count = int(counts[number])
+        for partition in touched:
+            count = int(counts[partition])
             for piece in split(rows.slice(start, count)):
-                writing.write(number, piece)
+                writing.write(partition, piece)
             start += count
 
 

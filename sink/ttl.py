@@ -87,15 +87,15 @@ class Sweeper:
         came = [end - last for end, last in zip(state.ends, self._ends or state.ends, strict=True)]
         self._ends = state.ends
         for ttl_ms, prefixes in self._prefixes.items():
-            for number, p in enumerate(state.partitions):
-                cursor = self._cursors.get((ttl_ms, number), Cursor(generation=p.generation))
+            for partition, p in enumerate(state.partitions):
+                cursor = self._cursors.get((ttl_ms, partition), Cursor(generation=p.generation))
                 if cursor.looked_ms <= now_ms < cursor.due_ms and cursor.generation == p.generation:
                     continue
-                scan = _Scan(p, cursor, prefixes, ttl_ms, now_ms, max(least, 2 * came[number]))
-                directory = filenames.partition(self._root, number)
+                scan = _Scan(p, cursor, prefixes, ttl_ms, now_ms, max(least, 2 * came[partition]))
+                directory = filenames.partition(self._root, partition)
                 log = read_segments(self._files, directory, p.segments, scan.offset, p.end)
                 found += scan.expired(log, base)
-                cursors[ttl_ms, number] = scan.cursor()
+                cursors[ttl_ms, partition] = scan.cursor()
         keys = pa.concat_arrays(found).unique() if found else pa.array([], pa.binary())
         return Sweep(keys, cursors)
 

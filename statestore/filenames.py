@@ -93,8 +93,8 @@ def segment_index(segment: str) -> str:
     return segment.removesuffix(".arrows") + ".index"
 
 
-def partition(root: Path, number: int) -> Path:
-    return root / str(number)
+def partition(root: Path, partition: int) -> Path:
+    return root / str(partition)
 
 
 def store(root: Path, epoch: int) -> Path:

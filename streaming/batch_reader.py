@@ -75,7 +75,7 @@ class KeyfoldReader(DataSourceReader):
         if options.ending != LATEST:
             ending = offsets.resolved(options.ending, state, uuid, options.path)
             offsets.check_reached(ending, state, options.path)
-            end = tuple(ending.offsets[number] for number in range(len(end)))
+            end = tuple(ending.offsets[partition] for partition in range(len(end)))
         chosen = _chosen(options, state)
         return [piece for piece in planner.log_pieces(state, begin, end) if piece.partition in chosen]
 
@@ -89,8 +89,8 @@ class KeyfoldReader(DataSourceReader):
 
 
 def _chosen(options: Options, state: State) -> frozenset[int]:
-    for number in options.partitions or ():
-        partition_state(state, options.path, number)
+    for partition in options.partitions or ():
+        partition_state(state, options.path, partition)
     return frozenset(range(len(state.partitions)) if options.partitions is None else options.partitions)
 
 

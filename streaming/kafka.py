@@ -114,8 +114,8 @@ def starting_offsets(
             raise wrong
         log.warning("changelog %s: %s Reading goes on: failOnDataLoss=false.", root, wrong.what)
     begin: dict[str, dict[str, int]] = {}
-    for topic, number in sorted(log_ranges):
-        begin.setdefault(topic, {})[str(number)] = position.get((topic, number), EARLIEST)
+    for topic, partition in sorted(log_ranges):
+        begin.setdefault(topic, {})[str(partition)] = position.get((topic, partition), EARLIEST)
     return json.dumps(begin)
 
 
@@ -167,7 +167,7 @@ def _range(place: Place, log_ranges: Mapping[Place, tuple[int, int]]) -> str:
 
 
 def _shown(places: list[Place]) -> str:
-    named = ", ".join(f"{topic}-{number}" for topic, number in places[:_SHOWN])
+    named = ", ".join(f"{topic}-{partition}" for topic, partition in places[:_SHOWN])
     return named + (f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else "")
 
 
@@ -206,8 +206,8 @@ def _partitions(jvm: Any, admin: Any, options: Mapping[str, object]) -> Iterator
     place = jvm.org.apache.kafka.common.TopicPartition
     assigned = _option(options, "assign")
     if assigned is not None:
-        for topic, numbers in json.loads(str(assigned)).items():
-            yield from (place(topic, int(number)) for number in numbers)
+        for topic, partitions in json.loads(str(assigned)).items():
+            yield from (place(topic, int(partition)) for partition in partitions)
         return
     known = set(admin.listTopics().names().get())
     subscribed = _option(options, "subscribe")

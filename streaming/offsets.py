@@ -64,12 +64,12 @@ def resolved(wanted: str | Offsets, state: State, uuid: str, root: Path) -> Offs
 
 
 def _check_generations(position: Offsets, state: State, root: Path) -> None:
-    for number, p in enumerate(state.partitions):
-        offset, known = position.offsets[number], position.generations.get(number, 0)
+    for partition, p in enumerate(state.partitions):
+        offset, known = position.offsets[partition], position.generations.get(partition, 0)
         if known > p.generation or offset > min(p.cuts[known:], default=offset):
             raise CompactedAway(
                 "The log was rolled back: this reader has read records that no longer exist.",
-                path=filenames.partition(root, number), position=f"partition {number}, offset {offset}",
+                path=filenames.partition(root, partition), position=f"partition {partition}, offset {offset}",
                 expected=f"a position of generation {p.generation}", found=f"generation {known}",
                 remedy='begin again with startingOffsets "earliest" and a new checkpoint, or by resume(...)',
             )  # fmt: skip
@@ -93,11 +93,11 @@ def marked(
     """
     began = begun or {}
     marks = {
-        number: state.n
-        for number, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
-        if p.may_miss_delete(offset) or p.may_miss_delete(began.get(number, offset))
+        partition: state.n
+        for partition, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
+        if p.may_miss_delete(offset) or p.may_miss_delete(began.get(partition, offset))
     }
-    generations = {number: p.generation for number, p in enumerate(state.partitions) if p.generation}
+    generations = {partition: p.generation for partition, p in enumerate(state.partitions) if p.generation}
     return Offsets(uuid, dict(enumerate(offsets)), marks, generations, dict(began))
 
 
@@ -127,18 +127,18 @@ def readable(position: Offsets, state: State, root: Path, *, fail_on_data_loss: 
     """
     check_reached(position, state, root)
     return [
-        _readable(p, number, position, filenames.partition(root, number), fail_on_data_loss)
-        for number, p in enumerate(state.partitions)
+        _readable(p, partition, position, filenames.partition(root, partition), fail_on_data_loss)
+        for partition, p in enumerate(state.partitions)
     ]
 
 
-def _readable(p: PartitionState, number: int, position: Offsets, path: Path, fail: bool) -> int:
-    offset = position.offsets[number]
-    where = f"partition {number}, offset {offset}"
+def _readable(p: PartitionState, partition: int, position: Offsets, path: Path, fail: bool) -> int:
+    offset = position.offsets[partition]
+    where = f"partition {partition}, offset {offset}"
     if offset < p.start:
         what = "Records that this reader has not seen are gone: retention has moved the log's start."
         expected = f"an offset from {p.start} to {p.end}"
-    elif p.may_miss_delete(offset) and p.dropped_at > position.snapshot.get(number, -1):
+    elif p.may_miss_delete(offset) and p.dropped_at > position.snapshot.get(partition, -1):
         what = "A delete that this reader has not seen may be gone: it is older than delete.retention.ms."
         expected = f"an offset above {p.dropped_tombstone}, that of the last delete that was dropped"
     else:
@@ -151,12 +151,12 @@ def _readable(p: PartitionState, number: int, position: Offsets, path: Path, fai
 
 def check_reached(position: Offsets, state: State, root: Path) -> None:
     """Raises `ConfigError` where a position is beyond the log's end."""
-    for number, p in enumerate(state.partitions):
-        offset = position.offsets[number]
+    for partition, p in enumerate(state.partitions):
+        offset = position.offsets[partition]
         if offset > p.end:
             raise ConfigError(
-                "The log ends before that offset.", path=filenames.partition(root, number),
-                position=f"partition {number}, offset {offset}",
+                "The log ends before that offset.", path=filenames.partition(root, partition),
+                position=f"partition {partition}, offset {offset}",
                 expected=f"an offset from {p.start} to {p.end}", found=offset,
                 remedy="correct the offsets; if the changelog was put back from an older copy, begin again "
                 "with a new checkpoint",
@@ -181,13 +181,13 @@ def limited(
     return [
         advanced(
             files,
-            filenames.partition(root, number),
+            filenames.partition(root, partition),
             p.segments,
-            begin[number],
-            target[number],
-            shares[number],
+            begin[partition],
+            target[partition],
+            shares[partition],
         )
-        for number, p in enumerate(state.partitions)
+        for partition, p in enumerate(state.partitions)
     ]
 
 

@@ -79,18 +79,18 @@ class Planner:
     def log_pieces(self, state: State, begin: Sequence[int], end: Sequence[int]) -> list[Piece]:
         """Pieces with the records of each partition from `begin` to `end`, in order; a large range is cut."""
         return [
-            self._piece(number, tuple(_trimmed(s, first, last) for s in segments), first, last)
-            for number, p in enumerate(state.partitions)
-            for segments, first, last in pieces_of(p.segments, begin[number], end[number])
+            self._piece(partition, tuple(_trimmed(s, first, last) for s in segments), first, last)
+            for partition, p in enumerate(state.partitions)
+            for segments, first, last in pieces_of(p.segments, begin[partition], end[partition])
         ]
 
     def state_pieces(self, state: State, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
         """One piece for each partition: the last record of every key below its end."""
         found = []
-        for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
-            if number in partitions and end > p.start:
+        for partition, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
+            if partition in partitions and end > p.start:
                 segments = tuple(s for s in p.segments if s.base < end)
-                whole = self._piece(number, segments, p.start, end)
+                whole = self._piece(partition, segments, p.start, end)
                 found.append(replace(whole, folded=True, unique_below=p.unique_below))
         return found
 
@@ -115,16 +115,16 @@ class Planner:
             Piece(
                 self.root,
                 view.changelog,
-                number,
+                partition,
                 segments,
-                view.starts[number],
-                ends[number],
+                view.starts[partition],
+                ends[partition],
                 True,
                 lease,
-                view.unique_below[number],
+                view.unique_below[partition],
             )
-            for number, segments in view.segments.items()
-            if number in partitions and ends[number] > view.starts[number]
+            for partition, segments in view.segments.items()
+            if partition in partitions and ends[partition] > view.starts[partition]
         ]
 
     def _prolonged(self, lease: Lease) -> Lease | None:
@@ -134,8 +134,8 @@ class Planner:
         except OSError:
             return lease
 
-    def _piece(self, number: int, segments: tuple[Segment, ...], begin: int, end: int) -> Piece:
-        return Piece(self.root, self.identity.uuid, number, segments, begin, end, False, self._lease)
+    def _piece(self, partition: int, segments: tuple[Segment, ...], begin: int, end: int) -> Piece:
+        return Piece(self.root, self.identity.uuid, partition, segments, begin, end, False, self._lease)
 
     def close(self) -> None:
         """Give the lease up."""

@@ -123,7 +123,7 @@ class FollowingReader(_Reader):
         target = [max(b, end) for b, end in zip(begin, ends, strict=True)]
         if rows is not None:
             target = offsets.limited(self._planner.files, self._options.path, state, begin, target, rows)
-        if all(before.offsets[number] == end for number, end in enumerate(target)):
+        if all(before.offsets[partition] == end for partition, end in enumerate(target)):
             return start
         return offsets.marked(before.uuid, target, state, offsets.begun_by(before)).to_json()
 

@@ -79,7 +79,7 @@ class Aborted(Exception):
 
 def clean_partition(
     writer: Writer,
-    number: int,
+    partition: int,
     pace: Pace = lambda size: None,
     *,
     until: int | None = None,
@@ -100,10 +100,10 @@ def clean_partition(
     """
     began = time.monotonic()
     with writer.pin() as state:
-        section = find_log_to_clean(writer, state, number, until=until, full=full)
+        section = find_log_to_clean(writer, state, partition, until=until, full=full)
         if not section.needs_pass:
             return None
-        cleaning = CleanPass(writer, number, state.partitions[number], section, pace, spill_all)
+        cleaning = CleanPass(writer, partition, state.partitions[partition], section, pace, spill_all)
         # The pass has its own view, which advances with each group.
         cleaning.move_view()
     with cleaning:
@@ -116,21 +116,27 @@ class CleanPass:
     """One pass, as a context manager. Leaving it removes the files that were not published."""
 
     def __init__(
-        self, writer: Writer, number: int, p: PartitionState, section: LogToClean, pace: Pace, spill_all: bool
+        self,
+        writer: Writer,
+        partition: int,
+        p: PartitionState,
+        section: LogToClean,
+        pace: Pace,
+        spill_all: bool,
     ) -> None:
         self._writer = writer
-        self._number = number
+        self._partition = partition
         self._section = section
         self._told = pace
         self._io_bytes = 0
         self._spill_all = spill_all
         self._config = writer.identity.config
-        self._directory = filenames.partition(writer.root, number)
+        self._directory = filenames.partition(writer.root, partition)
         #: the partition must still be this, except for new segments, when a group is published
         self._expected = p
         self._mapped = (0, 0)
         self._readers: dict[str, SegmentReader] = {}
-        owner = f"cleaner-{number}-{uuid.uuid4().hex}"
+        owner = f"cleaner-{partition}-{uuid.uuid4().hex}"
         directory = filenames.work(writer.root, writer.opened_epoch, owner)
         self._spill = KeySpill(writer.files, directory, memory_bytes=0 if spill_all else _SPILL_FROM_BYTES)
         self._room = Room(self._reader, self._config.codec)
@@ -204,7 +210,7 @@ class CleanPass:
             written += sum(s.size for s in added or ())
         read = sum(s.size for group in groups for s in group)
         return PassStatistics(
-            partition=self._number,
+            partition=self._partition,
             records_read=counts.records_read,
             records_kept=counts.records_kept,
             bytes_read=read,
@@ -271,7 +277,7 @@ class CleanPass:
         if kept is None:
             return None
         self._check_room(self._room.of_copy(group))
-        return rewrite_segments(self._writer, self._number, group, kept, self._pace, self._made)
+        return rewrite_segments(self._writer, self._partition, group, kept, self._pace, self._made)
 
     def _changed(self, group: tuple[Segment, ...], pairs: Iterable[Pair]) -> Iterator[pa.RecordBatch] | None:
         """The records that are kept of a group. None if that is all of a single segment.
@@ -326,7 +332,7 @@ class CleanPass:
             self._made.clear()
             writer.write_line(
                 SwapEntry(
-                    partition=self._number,
+                    partition=self._partition,
                     out=tuple(s.name for s in out),
                     added=tuple(added or ()),
                     clean_end=after.clean_end,
@@ -341,13 +347,13 @@ class CleanPass:
             )
             self._expected = after
             self._replaced.update(s.name for s in out)
-            writer.garbage.add_segments(writer.state.n, self._number, out)
+            writer.garbage.add_segments(writer.state.n, self._partition, out)
         self.move_view()
         writer.garbage.collect()
 
     def _check_unchanged(self, group: tuple[Segment, ...], end: int) -> None:
-        expected, now = self._expected, self._writer.state.partitions[self._number]
-        anchors = cutting(expected, anchor_offsets(self._writer.state, self._number, 0), end)
+        expected, now = self._expected, self._writer.state.partitions[self._partition]
+        anchors = cutting(expected, anchor_offsets(self._writer.state, self._partition, 0), end)
         present = {s.name for s in now.segments}
         if (
             (now.generation, now.start, now.clean_end, now.unique_end)
@@ -358,7 +364,7 @@ class CleanPass:
             raise Aborted
 
     def _all_named(self) -> bool:
-        present = {s.name for s in self._writer.state.partitions[self._number].segments}
+        present = {s.name for s in self._writer.state.partitions[self._partition].segments}
         return all(s.name in present for s in self._section.segments if s.name not in self._replaced)
 
 

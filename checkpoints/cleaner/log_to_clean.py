@@ -81,7 +81,7 @@ class LogToClean:
 
 
 def find_log_to_clean(
-    writer: Writer, state: State, number: int, *, until: int | None = None, full: bool = False
+    writer: Writer, state: State, partition: int, *, until: int | None = None, full: bool = False
 ) -> LogToClean:
     """The cleanable section of a partition: everything below the active segment and
     `min.compaction.lag.ms`.
@@ -91,11 +91,11 @@ def find_log_to_clean(
         full: treat all records as dirty, whatever the manifest says.
     """
     config = writer.identity.config
-    p = state.partitions[number]
+    p = state.partitions[partition]
     now = writer.clock_ms()
-    segments = cleanable(writer, p, number, until)
+    segments = cleanable(writer, p, partition, until)
     end = segments[-1].next if segments else p.start
-    wanted = anchor_offsets(state, number, config.anchors_auto)
+    wanted = anchor_offsets(state, partition, config.anchors_auto)
     gone = [s for s in p.splits if s not in wanted and s < end]
     expired = [x.clean_end for x in p.passes if x.time_ms + config.delete_retention_ms <= now]
     return LogToClean(
@@ -110,7 +110,7 @@ def find_log_to_clean(
 
 
 def cleanable(
-    writer: Writer, p: PartitionState, number: int, until: int | None = None
+    writer: Writer, p: PartitionState, partition: int, until: int | None = None
 ) -> tuple[Segment, ...]:
     """The segments of a partition's cleanable section; `until` as for `find_log_to_clean`."""
     lag_ms = writer.identity.config.min_compaction_lag_ms
@@ -118,7 +118,7 @@ def cleanable(
     segments: list[Segment] = []
     for segment in p.segments:
         if (
-            (not segment.sealed and writer.is_active(number, segment.name))
+            (not segment.sealed and writer.is_active(partition, segment.name))
             or (lag_ms and segment.max_timestamp > oldest)
             or (until is not None and segment.base >= until)
         ):
@@ -127,13 +127,13 @@ def cleanable(
     return tuple(segments)
 
 
-def anchor_offsets(state: State, number: int, auto: int) -> set[int]:
+def anchor_offsets(state: State, partition: int, auto: int) -> set[int]:
     """The offsets of a partition at which anchors need the exact state: named anchors, and the last `auto`
     commits.
     """
-    found = {a.ends[number] for a in state.anchors.values()}
+    found = {a.ends[partition] for a in state.anchors.values()}
     if auto:
-        found |= {c.ends[number] for c in state.commits[-auto:]}
+        found |= {c.ends[partition] for c in state.commits[-auto:]}
     return found
 
 

@@ -73,19 +73,24 @@ class CleanerManager:
             return None
         state, now_ms = self._writer.state, self._writer.clock_ms()
         best: tuple[float, int] | None = None
-        for number, p in enumerate(state.partitions):
-            rests = self._rests(number, p)
-            if self._is_free(number) and (rank := self._rank(state, number, p, now_ms, rests)) is not None:
-                best = (rank, -number) if best is None else max(best, (rank, -number))
+        for partition, p in enumerate(state.partitions):
+            rests = self._rests(partition, p)
+            if (
+                self._is_free(partition)
+                and (rank := self._rank(state, partition, p, now_ms, rests)) is not None
+            ):
+                best = (rank, -partition) if best is None else max(best, (rank, -partition))
         return None if best is None else (best[0], -best[1])
 
-    def _rank(self, state: State, number: int, p: PartitionState, now_ms: int, rests: bool) -> float | None:
+    def _rank(
+        self, state: State, partition: int, p: PartitionState, now_ms: int, rests: bool
+    ) -> float | None:
         """How much a partition needs a pass, None if it is not due. Anchors are checked last, because that
         takes longest.
         """
         config = self._writer.identity.config
         if p.unique_end < p.end:
-            segments = cleanable(self._writer, p, number)
+            segments = cleanable(self._writer, p, partition)
             section = LogToClean(segments, p.unique_end, p.unique_end, p.end, (), p.swept_end, 0)
             if section.dirty and now_ms - section.dirty[0].created_ms > config.max_compaction_lag_ms:
                 return 2.0
@@ -96,57 +101,57 @@ class CleanerManager:
             p.splits or any(x.clean_end > p.swept_end and x.time_ms <= expired for x in p.passes)
         ):
             return None
-        section = find_log_to_clean(self._writer, state, number)
+        section = find_log_to_clean(self._writer, state, partition)
         went_back = section.first_dirty < min(section.unique_end, section.end)
         return 0.0 if section.needs_pass and (went_back or section.sweeps) else None
 
-    def _rests(self, number: int, p: PartitionState) -> bool:
+    def _rests(self, partition: int, p: PartitionState) -> bool:
         """Whether nothing was appended to a partition for `cleaner.backoff.ms`, and enough time has passed
         since its last pass in relation to the duration of that pass.
         """
         now = self._clock()
-        end, since = self._still.get(number, (-1, now))
+        end, since = self._still.get(partition, (-1, now))
         if end != p.end:
-            end, since = self._still[number] = p.end, now
-        last = self._last.get(number)
+            end, since = self._still[partition] = p.end, now
+        last = self._last.get(partition)
         if last is not None:
-            since = max(since, self._ended[number] + _REST * last.seconds)
+            since = max(since, self._ended[partition] + _REST * last.seconds)
         return now - since >= self._writer.identity.config.cleaner_backoff_ms / 1000
 
     def _sections(self) -> list[tuple[int, LogToClean]]:
         state = self._writer.state
         return [(n, find_log_to_clean(self._writer, state, n)) for n in range(len(state.partitions))]
 
-    def _is_free(self, number: int) -> bool:
-        failing = self._failing.get(number)
+    def _is_free(self, partition: int) -> bool:
+        failing = self._failing.get(partition)
         return (
-            number not in self._in_progress
-            and not self._paused[number]
-            and not self._writer.state.partitions[number].uncleanable
+            partition not in self._in_progress
+            and not self._paused[partition]
+            and not self._writer.state.partitions[partition].uncleanable
             and (failing is None or failing.retry_at <= self._clock())
         )
 
     # -- cleaning --------------------------------------------------------------------------------------------
 
-    def clean_in_background(self, number: int) -> PassStatistics | None:
+    def clean_in_background(self, partition: int) -> PassStatistics | None:
         """Run a throttled pass over a partition from `filthiest`. None if another thread was faster, or the
         pass was stopped or failed. A failure is logged and counted, never raised.
         """
         with self._changed:
-            if self._closed or not self._is_free(number):
+            if self._closed or not self._is_free(partition):
                 return None
-            self._in_progress.add(number)
+            self._in_progress.add(partition)
         try:
-            return self._pass(number, lambda size: self._throttle(size, lambda: self._check(number)))
+            return self._pass(partition, lambda size: self._throttle(size, lambda: self._check(partition)))
         except Aborted:
             return None
         except Exception as e:  # the thread must continue after any error
-            self._failed(number, e)
+            self._failed(partition, e)
             return None
         finally:
-            self._release(number)
+            self._release(partition)
 
-    def clean_now(self, number: int, *, full: bool = False) -> list[PassStatistics]:
+    def clean_now(self, partition: int, *, full: bool = False) -> list[PassStatistics]:
         """Run unthrottled passes over the present content of a partition, until nothing more can be folded. A
         partition that was given up is cleaned too, and is cleaned again normally if that succeeds. None if
         there is nothing to fold.
@@ -161,76 +166,81 @@ class CleanerManager:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: number not in self._in_progress and (not self._cut[number] or self.is_stopped(number))
+                lambda: (
+                    partition not in self._in_progress
+                    and (not self._cut[partition] or self.is_stopped(partition))
+                )
             )
-            self._check_not_paused(number)
-            self._in_progress.add(number)
+            self._check_not_paused(partition)
+            self._in_progress.add(partition)
         try:
             done: list[PassStatistics] = []
-            until = self._writer.state.partitions[number].end
+            until = self._writer.state.partitions[partition].end
             # Each incomplete pass gets further than the one before. Records that are appended meanwhile are
             # left for the next call: otherwise this call would never return while a writer is busy.
             while not done or not done[-1].complete:
-                one = self._pass(number, lambda size: self._check(number), until, full=full and not done)
+                one = self._pass(
+                    partition, lambda size: self._check(partition), until, full=full and not done
+                )
                 if one is None:
                     break
                 done.append(one)
-            if self._writer.state.partitions[number].uncleanable:
-                self._writer.write_line(UncleanableEntry(number, ""))
+            if self._writer.state.partitions[partition].uncleanable:
+                self._writer.write_line(UncleanableEntry(partition, ""))
             return done
         finally:
-            self._release(number)
+            self._release(partition)
 
     def _pass(
-        self, number: int, pace: Callable[[int], None], until: int | None = None, *, full: bool = False
+        self, partition: int, pace: Callable[[int], None], until: int | None = None, *, full: bool = False
     ) -> PassStatistics | None:
-        done = clean_partition(self._writer, number, pace, until=until, full=full)
-        self._failing.pop(number, None)
+        done = clean_partition(self._writer, partition, pace, until=until, full=full)
+        self._failing.pop(partition, None)
         if done is not None:
-            self._last[number], self._ended[number] = done, self._clock()
+            self._last[partition], self._ended[partition] = done, self._clock()
             log.info(
                 "changelog %s: cleaned partition %d: %d of %d records kept, %.2f s",
-                self._writer.root, number, done.records_kept, done.records_read, done.seconds,
+                self._writer.root, partition, done.records_kept, done.records_read, done.seconds,
             )  # fmt: skip
         return done
 
-    def is_stopped(self, number: int) -> bool:
+    def is_stopped(self, partition: int) -> bool:
         """Whether no pass may run over the partition until further notice: cleaning is paused, or the
         changelog was closed. A rollback does not count, because it ends by itself.
         """
-        return self._closed or self._paused[number] > self._cut[number]
+        return self._closed or self._paused[partition] > self._cut[partition]
 
-    def _check(self, number: int) -> None:
-        if self._closed or self._paused[number]:
+    def _check(self, partition: int) -> None:
+        if self._closed or self._paused[partition]:
             raise Aborted
 
-    def _release(self, number: int) -> None:
+    def _release(self, partition: int) -> None:
         with self._changed:
-            self._in_progress.discard(number)
+            self._in_progress.discard(partition)
             self._changed.notify_all()
 
-    def _failed(self, number: int, error: Exception) -> None:
+    def _failed(self, partition: int, error: Exception) -> None:
         config = self._writer.identity.config
-        times = 1 + (self._failing[number].times if number in self._failing else 0)
+        times = 1 + (self._failing[partition].times if partition in self._failing else 0)
         wait = min(config.cleaner_backoff_ms / 1000 * 2 ** min(times - 1, 20), _RETRY_SECONDS_MAX)
-        self._failing[number] = _Failing(times, self._clock() + wait)
+        self._failing[partition] = _Failing(times, self._clock() + wait)
         what = str(error) if isinstance(error, KeyfoldError) else f"{type(error).__name__}: {error}"
         root = self._writer.root
         if times < FAILURES_MAX or isinstance(error, StorageFailed | OSError | MemoryError):
             log.error(
                 "changelog %s: cleaning partition %d failed, next attempt in %.0f s: %s",
-                root, number, wait, what,
+                root, partition, wait, what,
             )  # fmt: skip
             return
         log.critical(
             "changelog %s: cleaning partition %d failed %d times; it is not cleaned again until "
             "`keyfold compact` succeeds: %s",
-            root, number, times, what,
+            root, partition, times, what,
         )  # fmt: skip
         try:
-            self._writer.write_line(UncleanableEntry(number, what))
+            self._writer.write_line(UncleanableEntry(partition, what))
         except KeyfoldError as e:
-            log.error("changelog %s: cannot record that partition %d is uncleanable: %s", root, number, e)
+            log.error("changelog %s: cannot record that partition %d is uncleanable: %s", root, partition, e)
 
     # -- pausing ---------------------------------------------------------------------------------------------
 
@@ -258,11 +268,11 @@ class CleanerManager:
                     self._cut.subtract(chosen)
                 self._changed.notify_all()
 
-    def _check_not_paused(self, number: int) -> None:
-        pauses = self._paused[number] - self._cut[number]
+    def _check_not_paused(self, partition: int) -> None:
+        pauses = self._paused[partition] - self._cut[partition]
         if pauses:
             raise ConfigError(
-                "Cleaning is paused.", path=self._writer.root, position=f"partition {number}",
+                "Cleaning is paused.", path=self._writer.root, position=f"partition {partition}",
                 expected="no pause", found=f"{pauses} pauses",
                 remedy="compact when the blocks of `cleaning_paused` have ended",
             )  # fmt: skip

@@ -121,8 +121,8 @@ class Pool:
         looked = [(_guarded(engine, engine.cleaning.filthiest), engine) for engine in hosts]
         ranked = [(found, engine) for found, engine in looked if found is not None]
         if ranked:
-            (_, number), engine = max(ranked, key=lambda r: r[0][0])
-            if engine.cleaning.clean_in_background(number) is not None:
+            (_, partition), engine = max(ranked, key=lambda r: r[0][0])
+            if engine.cleaning.clean_in_background(partition) is not None:
                 return True
         self._sleep(hosts)
         return True

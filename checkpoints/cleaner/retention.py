@@ -21,18 +21,18 @@ def apply_retention(writer: Writer) -> int:
         return 0
     dropped = 0
     with writer.exclusive:
-        for number in range(len(writer.state.partitions)):
-            out = _expired(writer, number, writer.state.partitions[number])
+        for partition in range(len(writer.state.partitions)):
+            out = _expired(writer, partition, writer.state.partitions[partition])
             if not out:
                 continue
-            writer.write_line(DeleteEntry(number, tuple(s.name for s in out), out[-1].next))
-            writer.garbage.add_segments(writer.state.n, number, out)
+            writer.write_line(DeleteEntry(partition, tuple(s.name for s in out), out[-1].next))
+            writer.garbage.add_segments(writer.state.n, partition, out)
             dropped += len(out)
     writer.garbage.collect()
     return dropped
 
 
-def _expired(writer: Writer, number: int, p: PartitionState) -> list[Segment]:
+def _expired(writer: Writer, partition: int, p: PartitionState) -> list[Segment]:
     config = writer.identity.config
     oldest = writer.clock_ms() - config.retention_ms
     left = p.bytes
@@ -40,7 +40,7 @@ def _expired(writer: Writer, number: int, p: PartitionState) -> list[Segment]:
     for segment in p.segments:
         by_time = config.retention_ms >= 0 and segment.max_timestamp < oldest
         by_size = config.retention_bytes >= 0 and left - segment.size >= config.retention_bytes
-        if writer.is_active(number, segment.name) or not (by_time or by_size):
+        if writer.is_active(partition, segment.name) or not (by_time or by_size):
             break
         out.append(segment)
         left -= segment.size

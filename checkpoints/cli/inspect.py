@@ -140,12 +140,12 @@ def _app(commit: Commit) -> dict[str, Any]:
     }
 
 
-def _partition(number: int, p: PartitionState) -> dict[str, Any]:
+def _partition(partition: int, p: PartitionState) -> dict[str, Any]:
     cleanable = p.segments[:-1] if p.segments and not p.segments[-1].sealed else p.segments
     whole = sum(s.size for s in cleanable)
     dirty = sum(s.size for s in cleanable if s.next > p.unique_end)
     return {
-        "partition": number,
+        "partition": partition,
         "start_offset": p.start,
         "end_offset": p.end,
         "clean_end_offset": p.clean_end,
@@ -250,8 +250,8 @@ def ls(place: Target) -> None:
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         found: list[dict[str, Any]] = [
             {
-                "path": str(filenames.partition(place.path, number) / s.name),
-                "partition": number,
+                "path": str(filenames.partition(place.path, partition) / s.name),
+                "partition": partition,
                 "name": s.name,
                 "base_offset": s.base,
                 "next_offset": s.next,
@@ -260,7 +260,7 @@ def ls(place: Target) -> None:
                 "tombstones": s.tombstones,
                 "sealed": s.sealed,
             }
-            for number, p in enumerate(log.state.partitions)
+            for partition, p in enumerate(log.state.partitions)
             for s in p.segments
         ]
     shown = ("partition", "name", "base_offset", "next_offset", "bytes", "records", "tombstones")

@@ -138,13 +138,13 @@ def _shown(content: dict[str, Any], name: str) -> str:
     "keyfold dump var/counts --partition 0 --from 1200 --limit 20",
     "keyfold dump var/counts --json | jq -c 'select(.value == null)'",
 )
-@click.option("--partition", "-p", type=int, multiple=True, help="Only this partition. Can be repeated.")
+@click.option(
+    "--partition", "-p", "asked", type=int, multiple=True, help="Only this partition. Can be repeated."
+)
 @click.option("--from", "from_", type=int, help="First offset; needs one --partition.")
 @click.option("--to", type=int, help="Offset to stop before; needs one --partition.")
 @click.option("--limit", "-n", type=click.IntRange(min=0), help="Maximum number of records.")
-def dump(
-    place: Target, partition: tuple[int, ...], from_: int | None, to: int | None, limit: int | None
-) -> None:
+def dump(place: Target, asked: tuple[int, ...], from_: int | None, to: int | None, limit: int | None) -> None:
     """Print records in log order, partition by partition.
 
     The columns are separated by tabs: partition, offset, time, key, value, headers. Keys and values are shown
@@ -153,26 +153,26 @@ def dump(
     tombstone.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
-        numbers = _partitions(log, partition)
-        if (from_ is not None or to is not None) and len(numbers) != 1:
+        partitions = _partitions(log, asked)
+        if (from_ is not None or to is not None) and len(partitions) != 1:
             raise ConfigError(
                 "--from and --to need one partition.", expected="one --partition with --from or --to",
-                found=f"{len(numbers)} partitions", remedy="give one --partition",
+                found=f"{len(partitions)} partitions", remedy="give one --partition",
             )  # fmt: skip
         records = _Records(place, log.columns, limit)
-        for number in numbers:
+        for partition in partitions:
             if records.left == 0:
                 break
-            for batch in log.read(number, from_, to):
-                records.show(number, batch)
+            for batch in log.read(partition, from_, to):
+                records.show(partition, batch)
                 if records.left == 0:
                     break
 
 
 def _partitions(log: Changelog, asked: Sequence[int]) -> list[int]:
     """The requested partitions, or all by default. Raises `ConfigError`."""
-    for number in asked:
-        partition_state(log.state, log.path, number)
+    for partition in asked:
+        partition_state(log.state, log.path, partition)
     return sorted(set(asked)) or list(range(log.partitions))
 
 
@@ -261,12 +261,14 @@ def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
     "keyfold tail var/counts -n 3",
     "keyfold tail var/counts --partition 0 --follow --json",
 )
-@click.option("--partition", "-p", type=int, multiple=True, help="Only this partition. Can be repeated.")
+@click.option(
+    "--partition", "-p", "asked", type=int, multiple=True, help="Only this partition. Can be repeated."
+)
 @click.option(
     "--lines", "-n", type=click.IntRange(min=0), default=10, show_default=True, help="Records per partition."
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new commits until Ctrl-C.")
-def tail(place: Target, partition: tuple[int, ...], lines: int, follow: bool) -> None:
+def tail(place: Target, asked: tuple[int, ...], lines: int, follow: bool) -> None:
     """Print the last records of each partition, in the format of dump.
 
     With --follow, every new commit is printed as soon as it is durable. If the cleaner has dropped a delete
@@ -274,32 +276,32 @@ def tail(place: Target, partition: tuple[int, ...], lines: int, follow: bool) ->
     it cannot be followed.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
-        numbers = _partitions(log, partition)
+        partitions = _partitions(log, asked)
         records = _Records(place, log.columns)
         ends = log.end_offsets()
-        for number in numbers:
-            for batch in _last(log, number, lines):
-                records.show(number, batch)
+        for partition in partitions:
+            for batch in _last(log, partition, lines):
+                records.show(partition, batch)
         if follow and log.identity.snapshot:
             click.echo("a snapshot never grows: nothing to follow", err=True)
             follow = False
         while follow:
             time.sleep(_FOLLOW_SECONDS)
             log.refresh()
-            for number in numbers:
-                _check_no_gap(log.state.partitions[number], ends[number], place, number)
-                for batch in log.read(number, ends[number]):
-                    records.show(number, batch)
+            for partition in partitions:
+                _check_no_gap(log.state.partitions[partition], ends[partition], place, partition)
+                for batch in log.read(partition, ends[partition]):
+                    records.show(partition, batch)
             ends = log.end_offsets()
 
 
-def _last(log: Changelog, number: int, count: int) -> list[pa.RecordBatch]:
+def _last(log: Changelog, partition: int, count: int) -> list[pa.RecordBatch]:
     """The last `count` records. Searches a range at the end, and doubles it until it holds enough."""
-    start, end = log.start_offsets()[number], log.end_offsets()[number]
+    start, end = log.start_offsets()[partition], log.end_offsets()[partition]
     span = count
     while count:
         first = max(start, end - span)
-        batches = list(log.read(number, first))
+        batches = list(log.read(partition, first))
         found = sum(batch.num_rows for batch in batches)
         if found >= count or first == start:
             return _without(batches, max(0, found - count))
@@ -316,12 +318,12 @@ def _without(batches: list[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
     return kept
 
 
-def _check_no_gap(p: PartitionState, offset: int, place: Target, number: int) -> None:
+def _check_no_gap(p: PartitionState, offset: int, place: Target, partition: int) -> None:
     if p.dropped_tombstone >= offset:
         raise CompactedAway(
             "The cleaner has dropped a delete that was not yet printed.",
-            path=filenames.partition(place.path, number),
-            position=f"partition {number}, offset {offset}",
+            path=filenames.partition(place.path, partition),
+            position=f"partition {partition}, offset {offset}",
             expected=f"no tombstone dropped at or above offset {offset}",
             found=f"a tombstone dropped at offset {p.dropped_tombstone}",
             remedy="run the command again; increase delete.retention.ms if this happens often",

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Keeper(Protocol):
-    def reach(self, number: int) -> LastValues:
+    def reach(self, partition: int) -> LastValues:
         """The store of a partition, once it has reached the present commit."""
 
     def whole_cursor(self) -> RecordCursor:
@@ -88,13 +88,13 @@ class _Stores(Sequence[LastValues]):
         return self._count
 
     @overload
-    def __getitem__(self, number: int) -> LastValues: ...
+    def __getitem__(self, partition: int) -> LastValues: ...
     @overload
-    def __getitem__(self, number: slice) -> Sequence[LastValues]: ...
-    def __getitem__(self, number: int | slice) -> LastValues | Sequence[LastValues]:
-        if isinstance(number, slice):
-            return [self._reach(n) for n in range(self._count)[number]]
-        return self._reach(number)
+    def __getitem__(self, partition: slice) -> Sequence[LastValues]: ...
+    def __getitem__(self, partition: int | slice) -> LastValues | Sequence[LastValues]:
+        if isinstance(partition, slice):
+            return [self._reach(n) for n in range(self._count)[partition]]
+        return self._reach(partition)
 
 
 class _Moment(PartitionedStore):
@@ -104,7 +104,7 @@ class _Moment(PartitionedStore):
 
     def __init__(self, keeper: _Keeper, cursor: RecordCursor, count: int) -> None:
         super().__init__(
-            [LastValuesSnapshot(cursor, number, owns=False) for number in range(count)],
+            [LastValuesSnapshot(cursor, partition, owns=False) for partition in range(count)],
             lambda key: partition_of(key, count),
             lambda keys: partitions_of(keys, count),
         )

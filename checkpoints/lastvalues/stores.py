@@ -86,34 +86,34 @@ class KeptStores:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def ready(self, number: int, p: PartitionState, below: int) -> LastValues | None:
+    def ready(self, partition: int, p: PartitionState, below: int) -> LastValues | None:
         """The store of a partition if it has applied what is below this offset, or all of the log where a
         rollback has cut it.
         """
         stores = self._stores
         if not stores:
             return None
-        store = stores[number]
-        if self._done[number] is p:
+        store = stores[partition]
+        if self._done[partition] is p:
             return store
-        if store.applied < min(below, p.end) or self._must_rebuild(number, store, p):
+        if store.applied < min(below, p.end) or self._must_rebuild(partition, store, p):
             return None
         return store
 
     def behind(self, state: State) -> list[int]:
         """The partitions whose stores must be updated."""
         pairs = zip(self._done, state.partitions, strict=True)
-        return [number for number, (done, p) in enumerate(pairs) if done is not p]
+        return [partition for partition, (done, p) in enumerate(pairs) if done is not p]
 
     def below(self, state: State, ends: Sequence[int]) -> list[int]:
         """The partitions whose stores have not reached these offsets."""
         pairs = zip(state.partitions, ends, strict=True)
         return [n for n, (p, end) in enumerate(pairs) if self.ready(n, p, end) is None]
 
-    def lag(self, number: int, p: PartitionState) -> int:
+    def lag(self, partition: int, p: PartitionState) -> int:
         """How many offsets a store has not applied yet."""
         stores = self._stores  # another thread may remove them meanwhile
-        applied = stores[number].applied if stores else 0
+        applied = stores[partition].applied if stores else 0
         return max(0, p.end - max(applied, p.start))
 
     @property
@@ -121,18 +121,18 @@ class KeptStores:
         """Where all of them are, None where they are not open."""
         return self._database
 
-    def _must_rebuild(self, number: int, store: LastValues, p: PartitionState) -> bool:
+    def _must_rebuild(self, partition: int, store: LastValues, p: PartitionState) -> bool:
         """Ahead of the log, of another generation, or possibly blind to a delete whose tombstone is gone, or
         to keys that retention dropped.
         """
         if store.applied > p.end or store.identity.generation != p.generation:
             return True
-        missed_delete = p.dropped_at > self._seen[number] and p.may_miss_delete(store.applied)
-        return missed_delete or (store.applied > self._started_at[number] < p.start)
+        missed_delete = p.dropped_at > self._seen[partition] and p.may_miss_delete(store.applied)
+        return missed_delete or (store.applied > self._started_at[partition] < p.start)
 
     # -- following ---------------------------------------------------------------------------------
 
-    def follow(self, state: State, numbers: Sequence[int]) -> Iterator[None]:
+    def follow(self, state: State, partitions: Sequence[int]) -> Iterator[None]:
         """Bring stores to a state whose files are pinned, in this order, and build again what cannot be used.
 
         It stops after every step, and may be left there.
@@ -142,7 +142,7 @@ class KeptStores:
         """
         for attempt in range(_REBUILDS_MAX + 1):
             try:
-                yield from self._follow(state, numbers)
+                yield from self._follow(state, partitions)
                 return
             except StoreUnusable as e:
                 log.warning("changelog %s: rebuilding the last values: %s", self._followed.root, e)
@@ -154,38 +154,40 @@ class KeptStores:
                         remedy="free or repair the disk; the log itself is not affected",
                     ) from e  # fmt: skip
 
-    def _follow(self, state: State, numbers: Sequence[int]) -> Iterator[None]:
+    def _follow(self, state: State, partitions: Sequence[int]) -> Iterator[None]:
         database = self._database or self._open(state)
         step = Step(database, self._stores)
         large = 0
-        for number in numbers:
-            p = state.partitions[number]
-            for batch, end in self._pieces(state, number):
+        for partition in partitions:
+            p = state.partitions[partition]
+            for batch, end in self._pieces(state, partition):
                 size = 0 if batch is None else batch.nbytes
-                if not step.has_room(number, size):
+                if not step.has_room(partition, size):
                     large += step.is_large
                     step.apply()
                     yield
-                step.add(number, batch, size, end)
-            step.finishes(partial(self._done.__setitem__, number, p))
+                step.add(partition, batch, size, end)
+            step.finishes(partial(self._done.__setitem__, partition, p))
         step.apply()
         if large:
             # Much at once, so that nothing like it may come soon.
             database.rest(True)
         yield
 
-    def _pieces(self, state: State, number: int) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+    def _pieces(self, state: State, partition: int) -> Iterator[tuple[pa.RecordBatch | None, int]]:
         """What the store lacks, and the end of each piece; the last one says where the log ends."""
-        p, store = state.partitions[number], self._stores[number]
-        if self._must_rebuild(number, store, p):
-            log.info("changelog %s: rebuilding the last values of partition %d", self._followed.root, number)
-            self._clear(number, p.generation)
-        self._seen[number] = state.n
+        p, store = state.partitions[partition], self._stores[partition]
+        if self._must_rebuild(partition, store, p):
+            log.info(
+                "changelog %s: rebuilding the last values of partition %d", self._followed.root, partition
+            )
+            self._clear(partition, p.generation)
+        self._seen[partition] = state.n
         if store.applied == 0:
-            self._started_at[number] = p.start
+            self._started_at[partition] = p.start
         offset = max(store.applied, p.start)
         reached = store.applied
-        directory = filenames.partition(self._followed.root, number)
+        directory = filenames.partition(self._followed.root, partition)
         for batch in read_segments(self._followed.files, directory, p.segments, offset, p.end):
             if batch.num_rows:
                 reached = batch.column("offset")[-1].as_py() + 1
@@ -194,14 +196,14 @@ class KeptStores:
             # What compaction or retention has left out at the end of the log is done with, too.
             yield None, p.end
 
-    def _clear(self, number: int, generation: int) -> None:
-        self._done[number] = None
-        store = self._stores[number]
+    def _clear(self, partition: int, generation: int) -> None:
+        self._done[partition] = None
+        store = self._stores[partition]
         store.invalidate()
         self.clearings += 1
         store.begin_again(generation)
-        self._seen[number] = -1
-        self._started_at[number] = 0
+        self._seen[partition] = -1
+        self._started_at[partition] = 0
 
     # -- opening and closing -----------------------------------------------------------------------
 
@@ -229,11 +231,11 @@ class KeptStores:
             if other is not None:
                 raise database.refused(uuid, other.changelog)
             stores = []
-            for number, p in enumerate(state.partitions):
-                identity, applied = folds.get(number, (StoreId(uuid, number, p.generation), 0))
+            for partition, p in enumerate(state.partitions):
+                identity, applied = folds.get(partition, (StoreId(uuid, partition, p.generation), 0))
                 stores.append(LastValues(database, identity, applied))
-                self._seen[number] = -1
-                self._started_at[number] = 0 if p.start == 0 or applied == 0 else -1
+                self._seen[partition] = -1
+                self._started_at[partition] = 0 if p.start == 0 or applied == 0 else -1
         except BaseException:
             database.release()
             raise
@@ -302,16 +304,16 @@ class Step:
         """Whether it took about as many bytes as one step takes."""
         return self._bytes >= _STEP_BYTES // 2
 
-    def has_room(self, number: int, size: int) -> bool:
-        if number not in self._ends and len(self._ends) >= _STEP_PARTITIONS:
+    def has_room(self, partition: int, size: int) -> bool:
+        if partition not in self._ends and len(self._ends) >= _STEP_PARTITIONS:
             return False
         # A larger one is applied alone: an Arrow column could not hold it together with others.
         return not self._pieces or self._bytes + size <= _STEP_BYTES
 
-    def add(self, number: int, batch: pa.RecordBatch | None, size: int, end: int) -> None:
-        self._ends[number] = end
+    def add(self, partition: int, batch: pa.RecordBatch | None, size: int, end: int) -> None:
+        self._ends[partition] = end
         if batch is not None:
-            self._pieces.append((number, batch))
+            self._pieces.append((partition, batch))
             self._bytes += size
 
     def finishes(self, then: Callable[[], None]) -> None:
@@ -323,16 +325,16 @@ class Step:
             batches = [batch for _, batch in self._pieces] or [_NO_RECORDS]
             rows = joined(batches)
             if len(self._ends) == 1:
-                ((number, end),) = self._ends.items()
-                self._stores[number].apply(last_per_key(rows), end)
+                ((partition, end),) = self._ends.items()
+                self._stores[partition].apply(last_per_key(rows), end)
             else:
-                numbers = np.array([number for number, _ in self._pieces], np.uint16)
+                numbers = np.array([partition for partition, _ in self._pieces], np.uint16)
                 of_rows = np.repeat(numbers, [batch.num_rows for _, batch in self._pieces])
                 keys = stored_keys(of_rows, rows.column("key"))
                 stored = pa.RecordBatch.from_arrays(
                     [rows.column("offset"), rows.column("timestamp"), keys, rows.column("value")], _COLUMNS
                 )
-                ends = [(self._stores[number], end) for number, end in self._ends.items()]
+                ends = [(self._stores[partition], end) for partition, end in self._ends.items()]
                 apply_together(self._database, last_per_key(stored), ends)
         for then in self._finished:
             then()

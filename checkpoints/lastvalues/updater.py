@@ -97,21 +97,21 @@ class StateUpdater:
         """
         return self._values
 
-    def reach(self, number: int) -> LastValues:
+    def reach(self, partition: int) -> LastValues:
         """The store of a partition once it has reached the present commit. Raises as reads of `current`."""
-        p = self._followed.state.partitions[number]
+        p = self._followed.state.partitions[partition]
         below = p.end
-        store = self._kept.ready(number, p, below)
+        store = self._kept.ready(partition, p, below)
         if store is not None:
             return store
         with self._changed:
             self._eager, failures = True, self._failures
             while store is None:
                 self._check(failures)
-                self._wanted.add(number)
+                self._wanted.add(partition)
                 self._start()
                 self._changed.wait(_LOOK_SECONDS)
-                store = self._kept.ready(number, self._followed.state.partitions[number], below)
+                store = self._kept.ready(partition, self._followed.state.partitions[partition], below)
         return store
 
     def wait(self, target: tuple[int, ...], seconds: float) -> bool:
@@ -230,9 +230,9 @@ class StateUpdater:
         """About how many bytes of the log the stores have not applied yet."""
         state = self._followed.state
         found = 0
-        for number in self._kept.behind(state):
-            p = state.partitions[number]
-            found += self._kept.lag(number, p) * p.bytes // max(1, p.end - p.start)
+        for partition in self._kept.behind(state):
+            p = state.partitions[partition]
+            found += self._kept.lag(partition, p) * p.bytes // max(1, p.end - p.start)
         return found
 
     def wait_for_room(self) -> None:

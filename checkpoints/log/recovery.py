@@ -337,10 +337,10 @@ def _check_partitions(root: Path, state: State, identity: ChangelogMeta) -> None
 def _unnamed(files: Files, root: Path, state: State) -> list[Path]:
     """Files of older epochs that the manifest does not name: crashed writers and cleaners left them."""
     found = []
-    for number, partition in enumerate(state.partitions):
-        named = {s.name for s in partition.segments}
-        named |= {filenames.segment_index(s.name) for s in partition.segments if s.sealed}
-        directory = filenames.partition(root, number)
+    for partition, p in enumerate(state.partitions):
+        named = {s.name for s in p.segments}
+        named |= {filenames.segment_index(s.name) for s in p.segments if s.sealed}
+        directory = filenames.partition(root, partition)
         for name in files.list_directory(directory):
             made = filenames.segment_epoch(name)
             if made is not None and made < state.epoch and name not in named:

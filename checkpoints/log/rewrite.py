@@ -21,7 +21,7 @@ Pace: TypeAlias = Callable[[int], None]
 
 def rewrite_segments(
     writer: Writer,
-    number: int,
+    partition: int,
     group: tuple[Segment, ...],
     kept: Iterator[pa.RecordBatch],
     pace: Pace,
@@ -48,14 +48,14 @@ def rewrite_segments(
             sealed.append(current.seal(replace(current.segment, next=first)))
             base, current = first, None
         if current is None:
-            current = writer.new_segment(number, base)
+            current = writer.new_segment(partition, base)
             made.append(current)
         data = encode(batch, config.codec)
         pace(data.size)
         current.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)
     if current is not None:
         sealed.append(current.seal(replace(current.segment, next=end)))
-        writer.files.sync_directory(filenames.partition(writer.root, number))
+        writer.files.sync_directory(filenames.partition(writer.root, partition))
     return [replace(s, created_ms=created) for s in sealed]
 
 

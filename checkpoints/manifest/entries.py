@@ -78,13 +78,13 @@ def _growths_from(parts: Line) -> dict[int, tuple[Growth, ...]]:
 
 def _grown(state: State, parts: Growths) -> tuple[PartitionState, ...]:
     partitions = list(state.partitions)
-    for number, growths in parts.items():
-        p = partitions[number]
+    for partition, growths in parts.items():
+        p = partitions[partition]
         segments = list(p.segments)
         for growth in growths:
             same = segments and segments[-1].name == growth.segment.name
             segments.append(growth.grown(segments.pop() if same else None))
-        partitions[number] = replace(p, segments=tuple(segments), end=segments[-1].next)
+        partitions[partition] = replace(p, segments=tuple(segments), end=segments[-1].next)
     return tuple(partitions)
 
 
@@ -272,9 +272,9 @@ class UncleanableEntry:
         return _with_partition(state, self.partition, after)
 
 
-def _with_partition(state: State, number: int, partition: PartitionState) -> State:
+def _with_partition(state: State, partition: int, after: PartitionState) -> State:
     partitions = list(state.partitions)
-    partitions[number] = partition
+    partitions[partition] = after
     return replace(state, partitions=tuple(partitions))
 
 
@@ -333,21 +333,21 @@ class RollbackEntry:
 
     def to_json(self) -> Line:
         parts = {
-            str(number): {"out": list(out), "in": [segment_line(s) for s in added]}
-            for number, (out, added) in self.parts.items()
+            str(partition): {"out": list(out), "in": [segment_line(s) for s in added]}
+            for partition, (out, added) in self.parts.items()
         }
         return {"commit": self.commit, "ends": list(self.ends), "parts": parts}
 
     @classmethod
     def from_json(cls, line: Line) -> RollbackEntry:
         parts = {
-            int(number): (tuple(part["out"]), tuple(segment_from(s) for s in part["in"]))
-            for number, part in line["parts"].items()
+            int(partition): (tuple(part["out"]), tuple(segment_from(s) for s in part["in"]))
+            for partition, part in line["parts"].items()
         }
         return cls(line["commit"], tuple(line["ends"]), parts)
 
     def applied(self, state: State) -> State:
-        parts = {number: (set(out), added) for number, (out, added) in self.parts.items()}
+        parts = {partition: (set(out), added) for partition, (out, added) in self.parts.items()}
         cut = truncated(state, self.commit, self.ends, parts)
         pairs = zip(cut.partitions, self.ends, strict=True)
         return replace(cut, partitions=tuple(replace(p, cuts=(*p.cuts, end)) for p, end in pairs))

@@ -85,12 +85,12 @@ def resolve_since(state: State, root: Path, since: At, to: tuple[int, ...]) -> t
         ends = _checked_ends(state, root, since)
     else:
         ends = commit_at(state, root, since).ends
-    for number, (end, p) in enumerate(zip(ends, state.partitions, strict=True)):
-        check_no_missed_delete(state, root, number, end, to[number])
+    for partition, (end, p) in enumerate(zip(ends, state.partitions, strict=True)):
+        check_no_missed_delete(state, root, partition, end, to[partition])
         if end < p.start:
             raise CompactedAway(
                 f"Offset {end} is below the log start offset {p.start} (removed by retention).", path=root,
-                position=f"partition {number}, offset {end}",
+                position=f"partition {partition}, offset {end}",
                 expected=f"an offset from {p.start}", found=end,
                 remedy="restore the whole state, without since=",
             )  # fmt: skip

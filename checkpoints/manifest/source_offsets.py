@@ -93,9 +93,9 @@ def kafka_position(text: str) -> dict[Place, int] | None:
     if not (isinstance(offset, dict) and offset and all(_is_kafka(v) for v in offset.values())):
         return None
     return {
-        (topic, int(number)): next_offset
+        (topic, int(partition)): next_offset
         for topic, partitions in offset.items()
-        for number, next_offset in partitions.items()
+        for partition, next_offset in partitions.items()
     }
 
 
@@ -201,8 +201,8 @@ def difference(ended: str, begin: Begin) -> Difference | None:
         topics = ", ".join(sorted({topic for topic, _ in before}))
         return Difference(f"it is not the Kafka source of the topics {topics}")
     parts = []
-    for topic, number in sorted({*before, *now}):
-        place, name = (topic, number), f"topic {topic}, partition {number}"
+    for topic, partition in sorted({*before, *now}):
+        place, name = (topic, partition), f"topic {topic}, partition {partition}"
         if place in before and place in now:
             parts += _apart(name, before[place], now[place])
         elif place in now and not begin.with_loss:
@@ -222,8 +222,8 @@ def _difference_of_changelog(before: Any, now: Any) -> Difference:
     ):
         return Difference(f"it does not read the changelog {uuid}")
     parts = []
-    for number, end in sorted(before["offsets"].items(), key=lambda entry: int(entry[0])):
-        parts += _apart(f"partition {number}", end, now["offsets"].get(number, 0))
+    for partition, end in sorted(before["offsets"].items(), key=lambda entry: int(entry[0])):
+        parts += _apart(f"partition {partition}", end, now["offsets"].get(partition, 0))
     return Difference(_shown(parts) or "its changelog was rolled back meanwhile, and holds other records")
 
 

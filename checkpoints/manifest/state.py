@@ -142,8 +142,8 @@ def truncated(
 ) -> State:
     """The state as of a commit: every partition ends there, later commits and anchors are forgotten."""
     partitions = []
-    for number, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
-        out, added = parts.get(number, (set[str](), ()))
+    for partition, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
+        out, added = parts.get(partition, (set[str](), ()))
         segments = (*(s for s in p.segments if s.name not in out), *added)
         partitions.append(p.truncated(end, tuple(sorted(segments, key=lambda s: s.base))))
     commits = tuple(c for c in state.commits if c.number <= commit)

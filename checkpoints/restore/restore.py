@@ -102,9 +102,9 @@ def restore(
         ends = resolve_ends(view.state, root, at)
         begins = None if since is None else resolve_since(view.state, root, since, ends)
         selection = Selection.of(root, view.identity.columns, keys, prefix)
-        wanted = set(selection.partitions(len(ends)) if partitions is None else _numbers(root, partitions))
-        for number in wanted:
-            partition_state(view.state, root, number)
+        wanted = set(selection.partitions(len(ends)) if partitions is None else _partitions(root, partitions))
+        for partition in wanted:
+            partition_state(view.state, root, partition)
         listeners = ([] if listener is None else [listener], progress)
         restored = RestoredState(
             files, target_files, root, view, ends, begins, tuple(sorted(wanted)), selection, listeners
@@ -185,8 +185,8 @@ class RestoredState:
         the state raises `ConfigError`.
         """
         with self._listening() as listeners:
-            for number in self.partitions:
-                yield from self._told(number, listeners)
+            for partition in self.partitions:
+                yield from self._told(partition, listeners)
 
     def to_arrow(self) -> pa.Table:
         """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning.
@@ -333,17 +333,17 @@ class RestoredState:
     def _ahead(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """Like `batches`, but two partitions at a time, while earlier batches are being written."""
         with self._listening() as listeners:
-            sources = [partial(self._told, number, listeners) for number in self.partitions]
+            sources = [partial(self._told, partition, listeners) for partition in self.partitions]
             with closing(ahead(sources)) as batches:
                 yield batches
 
-    def _told(self, number: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
+    def _told(self, partition: int, listeners: Sequence[RestoreListener]) -> Iterator[pa.RecordBatch]:
         """One partition. Notifies the listeners."""
-        start = self._state.partitions[number].start if self._begins is None else self._begins[number]
-        start, end, restored = min(start, self.ends[number]), self.ends[number], 0
+        start = self._state.partitions[partition].start if self._begins is None else self._begins[partition]
+        start, end, restored = min(start, self.ends[partition]), self.ends[partition], 0
         for listener in listeners:
-            listener.on_restore_start(self.path, number, start, end)
-        for batch in self._partition(number):
+            listener.on_restore_start(self.path, partition, start, end)
+        for batch in self._partition(partition):
             self._check_open()
             yield batch
             restored += batch.num_rows
@@ -351,17 +351,17 @@ class RestoredState:
                 continue
             behind = batch.column("offset")[-1].as_py() + 1
             for listener in listeners:
-                listener.on_batch_restored(self.path, number, behind, batch.num_rows, batch.nbytes)
+                listener.on_batch_restored(self.path, partition, behind, batch.num_rows, batch.nbytes)
         for listener in listeners:
-            listener.on_restore_end(self.path, number, restored)
+            listener.on_restore_end(self.path, partition, restored)
 
-    def _partition(self, number: int) -> Iterator[pa.RecordBatch]:
-        p, end = self._state.partitions[number], self.ends[number]
-        directory = filenames.partition(self.path, number)
+    def _partition(self, partition: int) -> Iterator[pa.RecordBatch]:
+        p, end = self._state.partitions[partition], self.ends[partition]
+        directory = filenames.partition(self.path, partition)
         if self._begins is None:
             below = p.unique_below
             return state_batches(self._files, directory, p.segments, end, below, self._selection)
-        begin = min(self._begins[number], end)
+        begin = min(self._begins[partition], end)
         return self._changes(directory, p.segments, begin, end)
 
     def _changes(
@@ -377,11 +377,11 @@ class RestoredState:
     def _all(self) -> list[pa.RecordBatch]:
         """All partitions, two at a time."""
         with self._listening() as listeners, ThreadPoolExecutor(2) as pool:
-            parts = pool.map(lambda number: list(self._told(number, listeners)), self.partitions)
+            parts = pool.map(lambda partition: list(self._told(partition, listeners)), self.partitions)
             return [batch for part in parts for batch in part]
 
 
-def _numbers(root: Path, partitions: Sequence[int]) -> list[int]:
+def _partitions(root: Path, partitions: Sequence[int]) -> list[int]:
     found = [arguments.whole("partitions", p) for p in arguments.several("partitions", partitions, "numbers")]
     if not found:
         raise ConfigError(

@@ -99,7 +99,7 @@ def hand_over(
         tuple(p.start for p in state.partitions),
         tuple(p.unique_below for p in state.partitions),
         {
-            number: tuple(s for s in state.partitions[number].segments if s.base < ends[number])
-            for number in partitions
+            partition: tuple(s for s in state.partitions[partition].segments if s.base < ends[partition])
+            for partition in partitions
         },
     )  # fmt: skip

@@ -141,7 +141,9 @@ def clone(snapshot: Location, to: Location, uuid: str) -> None:
             found="a file" if is_file else "a directory with entries", remedy="choose another path",
         )  # fmt: skip
     try:
-        partitions = [filenames.partition(to.root, number) for number in range(view.identity.partitions)]
+        partitions = [
+            filenames.partition(to.root, partition) for partition in range(view.identity.partitions)
+        ]
         own_names = (filenames.MANIFEST, filenames.READERS, filenames.WORK)
         for directory in (to.root, *(to.root / name for name in own_names), *partitions):
             for made in to.files.make_directory(directory):
@@ -217,27 +219,27 @@ class _Taking:
 
     def _state(self, state: State, commit: Commit, epoch: int) -> State:
         parts: dict[int, tuple[set[str], tuple[Segment, ...]]] = {}
-        for number, end in enumerate(commit.ends):
-            self._to.files.make_directory(filenames.partition(self._to.root, number))
+        for partition, end in enumerate(commit.ends):
+            self._to.files.make_directory(filenames.partition(self._to.root, partition))
             out: set[str] = set()
             added: list[Segment] = []
-            for segment in state.partitions[number].segments:
+            for segment in state.partitions[partition].segments:
                 if segment.sealed and segment.next <= end:
-                    self._segment(number, segment)
+                    self._segment(partition, segment)
                     continue
                 # A segment that may grow, or of which a part is wanted, gets a new name: files never change.
                 out.add(segment.name)
                 if segment.base < end:
                     name = filenames.segment_name(segment.base, epoch, _CUT_NUMBER + len(out))
-                    added += self._cut(number, segment, min(segment.next, end), name)
-            parts[number] = out, tuple(added)
-            self._to.files.sync_directory(filenames.partition(self._to.root, number))
+                    added += self._cut(partition, segment, min(segment.next, end), name)
+            parts[partition] = out, tuple(added)
+            self._to.files.sync_directory(filenames.partition(self._to.root, partition))
         return states.truncated(state, commit.number, commit.ends, parts)
 
-    def _segment(self, number: int, segment: Segment) -> None:
+    def _segment(self, partition: int, segment: Segment) -> None:
         """Copy one segment and its index and verify their checksums, unless they exist already."""
-        directory = filenames.partition(self._source.root, number)
-        paths = [_inside(number, name) for name in (segment.name, filenames.segment_index(segment.name))]
+        directory = filenames.partition(self._source.root, partition)
+        paths = [_inside(partition, name) for name in (segment.name, filenames.segment_index(segment.name))]
         if all(self._is_there(path) for path in paths):
             for path in paths:
                 self._files[str(path)] = self._before[str(path)]
@@ -260,10 +262,10 @@ class _Taking:
             return self._to.files.size(self._to.root / path) == known.bytes
         return False
 
-    def _cut(self, number: int, segment: Segment, end: int, name: str) -> list[Segment]:
+    def _cut(self, partition: int, segment: Segment, end: int, name: str) -> list[Segment]:
         """The records of a segment below `end`, as a segment of the snapshot."""
-        directory = filenames.partition(self._source.root, number)
-        target = filenames.partition(self._to.root, number)
+        directory = filenames.partition(self._source.root, partition)
+        target = filenames.partition(self._to.root, partition)
         for file in (name, filenames.segment_index(name)):
             # Of an earlier, failed attempt: no snapshot has this number.
             with contextlib.suppress(FileNotFoundError):
@@ -280,7 +282,7 @@ class _Taking:
                 return []
             sealed = writer.seal(replace(grown, next=end))
         for file in (name, filenames.segment_index(name)):
-            path = _inside(number, file)
+            path = _inside(partition, file)
             self._add(path, _measured(self._to, path, sealed.records))
         return [sealed]
 
@@ -300,10 +302,10 @@ class _Taking:
                 if older < epoch and older not in spared:
                     files.unlink(filenames.snapshot_files(root, older))
             remove_journals_below(files, root, epoch)
-            for number in range(self._identity.partitions):
-                for name in files.list_directory(filenames.partition(root, number)):
-                    if str(_inside(number, name)) not in named:
-                        files.unlink(filenames.partition(root, number) / name)
+            for partition in range(self._identity.partitions):
+                for name in files.list_directory(filenames.partition(root, partition)):
+                    if str(_inside(partition, name)) not in named:
+                        files.unlink(filenames.partition(root, partition) / name)
 
     def _spared(self) -> list[int]:
         """The earlier generations that may have readers."""
@@ -316,9 +318,9 @@ class _Taking:
 # -- parts ---------------------------------------------------------------------------------------------------
 
 
-def _inside(number: int, name: str) -> Path:
+def _inside(partition: int, name: str) -> Path:
     """The entry of a partition's file in the list of a snapshot."""
-    return filenames.partition(Path(), number) / name
+    return filenames.partition(Path(), partition) / name
 
 
 def _begin(to: Location, state: State, epoch: int, identity: ChangelogMeta) -> None:

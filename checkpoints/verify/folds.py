@@ -105,7 +105,7 @@ class _Interval:
         return first, -1
 
 
-def check_folds(files: Files, directory: Path, number: int, p: PartitionState, damages: Damages) -> None:
+def check_folds(files: Files, directory: Path, partition: int, p: PartitionState, damages: Damages) -> None:
     """Check that the keys of a partition are as unique as its manifest says.
 
     Raises:
@@ -114,10 +114,10 @@ def check_folds(files: Files, directory: Path, number: int, p: PartitionState, d
     cuts = [p.start, *(s for s in p.splits if p.start < s < p.unique_end), p.unique_end]
     for start, end in pairwise(cuts):
         if start < end:
-            _check_interval(_Interval(files, directory, p, start, end), number, damages)
+            _check_interval(_Interval(files, directory, p, start, end), partition, damages)
 
 
-def _check_interval(interval: _Interval, number: int, damages: Damages) -> None:
+def _check_interval(interval: _Interval, partition: int, damages: Damages) -> None:
     turns = 1
     while True:
         try:
@@ -130,7 +130,7 @@ def _check_interval(interval: _Interval, number: int, damages: Damages) -> None:
         first, again, _ = min(found)
         count = sum(records for _, _, records in found)
         damages.add(
-            interval.directory, f"partition {number}, offset {first}",
+            interval.directory, f"partition {partition}, offset {first}",
             "A key occurs twice in a section where the manifest says that keys are unique.",
             f"one record of each key in offsets {interval.start} to {interval.end}",
             f"its key again at offset {again}; {count} duplicate records", _REMEDY,

@@ -317,9 +317,9 @@ def check_agreement(state: State, identity: ChangelogMeta | None, path: Path, da
             identity.partitions,
             len(state.partitions),
         )
-    for number, p in enumerate(state.partitions):
+    for partition, p in enumerate(state.partitions):
         for what, expected, found in _partition_faults(p, state.epoch):
-            wrong(f"partition {number}", what, expected, found)
+            wrong(f"partition {partition}", what, expected, found)
     last = (0, (0,) * len(state.partitions))
     for commit in state.commits:
         if commit.number <= last[0] or not _not_before(commit.ends, last[1]):

@@ -128,13 +128,13 @@ def _check_segments(
 ) -> None:
     total = sum(p.bytes for p in state.partitions)
     done = 0
-    for number, p in enumerate(state.partitions):
-        directory = filenames.partition(root, number)
+    for partition, p in enumerate(state.partitions):
+        directory = filenames.partition(root, partition)
         before = len(result.damages)
         for segment in p.segments:
             found = Damages()
-            partition = (number, len(state.partitions))
-            result.checked += check_segment(files, directory, segment, partition, found, p.clean_end, columns)
+            of = (partition, len(state.partitions))
+            result.checked += check_segment(files, directory, segment, of, found, p.clean_end, columns)
             for damage in found:
                 if manifest.partial and damage.missing:
                     result.notes.append(
@@ -147,12 +147,12 @@ def _check_segments(
                 progress(done, total)
         if len(result.damages) > before or manifest.partial:
             result.notes.append(
-                f"partition {number}: the uniqueness of compacted keys could not be proved, "
+                f"partition {partition}: the uniqueness of compacted keys could not be proved, "
                 "because not all records can be read"
             )
             continue
         found = Damages()
-        check_folds(files, directory, number, p, found)
+        check_folds(files, directory, partition, p, found)
         result.damages.extend(found)
 
 
@@ -179,8 +179,8 @@ def _check_list(files: Files, root: Path, epoch: int, state: State, result: Veri
     if listed is not None and epoch == state.epoch:
         result.checked += Counted(files=1, bytes=files.size(path))
         named = {
-            str(filenames.partition(Path(), number) / name)
-            for number, p in enumerate(state.partitions)
+            str(filenames.partition(Path(), partition) / name)
+            for partition, p in enumerate(state.partitions)
             for segment in p.segments
             for name in (segment.name, filenames.segment_index(segment.name))
         }
@@ -211,7 +211,7 @@ def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iter
         filenames.WORK,
     }
     own |= {filenames.snapshot_pin(root).name}
-    own |= {filenames.partition(root, number).name for number in range(len(state.partitions))}
+    own |= {filenames.partition(root, partition).name for partition in range(len(state.partitions))}
     for name in files.list_directory(root):
         temporary = filenames.identity_temporary_epoch(name) is not None
         if name not in own and filenames.store_epoch(name) is None and not temporary:
@@ -233,10 +233,10 @@ def _unnamed(files: Files, root: Path, manifest: Manifest, state: State) -> Iter
         if filenames.standby_id(name) is None and name != filenames.work(root, epoch).name:
             what = "files of tasks that were not committed" if name.isdecimal() else _STRANGER
             yield Unnamed(root / filenames.WORK / name, what)
-    for number, p in enumerate(state.partitions):
+    for partition, p in enumerate(state.partitions):
         named = {s.name for s in p.segments}
         named |= {filenames.segment_index(s.name) for s in p.segments if s.sealed}
-        directory_ = filenames.partition(root, number)
+        directory_ = filenames.partition(root, partition)
         for name in files.list_directory(directory_):
             if name not in named:
                 left = "never committed, replaced by the cleaner, or being written now"

@@ -108,15 +108,15 @@ class Database:
             while at is not None:
                 rows, at = cursor.run(at, DATA, _META_ROWS)
                 for key, record in rows:
-                    number, fold = self._fold(key, record)
-                    found[number] = fold
+                    partition, fold = self._fold(key, record)
+                    found[partition] = fold
             # From the first row of each partition to the first one after all its rows.
             rows, _ = cursor.run(DATA, _END, 1)
             while rows:
-                number = partition_of_stored(rows[0][0])
-                if number not in found:
+                partition = partition_of_stored(rows[0][0])
+                if partition not in found:
                     raise self.refused("a meta record", "rows without one")
-                rows, _ = cursor.run(data_end(number), _END, 1)
+                rows, _ = cursor.run(data_end(partition), _END, 1)
         except ValueError as error:
             raise self.refused("the rows of last values", error) from None
         finally:
@@ -125,15 +125,15 @@ class Database:
 
     def _fold(self, key: bytes, record: bytes) -> tuple[int, tuple[StoreId, int]]:
         try:
-            number = partition_of_stored(key)
+            partition = partition_of_stored(key)
             version, identity, applied = unpack_meta(record)
         except ValueError as error:
             raise self.refused("a meta record", error) from None
         if identity is None:
             raise self.refused(f"format version {FORMAT_VERSION}", f"format version {version}")
-        if len(key) != PREFIX_BYTES or identity.partition != number:
-            raise self.refused("a meta record", f"one of partition {identity.partition} for {number}")
-        return number, (identity, applied)
+        if len(key) != PREFIX_BYTES or identity.partition != partition:
+            raise self.refused("a meta record", f"one of partition {identity.partition} for {partition}")
+        return partition, (identity, applied)
 
     # -- writing ---------------------------------------------------------------------------------------------
 

@@ -68,8 +68,8 @@ def partition_of_stored(key: bytes) -> int:
     """The partition in the key of a meta record or a row. Raises `ValueError` for any other key."""
     if len(key) < PREFIX_BYTES or key[:1] not in (META, DATA):
         raise ValueError("not a key of a last-value store")
-    number: int = _PARTITION.unpack_from(key, 1)[0]
-    return number
+    partition: int = _PARTITION.unpack_from(key, 1)[0]
+    return partition
 
 
 def stored_keys(partitions: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
