@@ -69,16 +69,18 @@ bench: check-java $(TEST)/$(INSTALLED) $(DELTA)/$(INSTALLED) $(KAFKA)/complete $
 test-lowest: $(LOWEST)/$(INSTALLED)  ## Run the tests without Spark on the oldest dependencies that are allowed
 	$(LOWEST)/bin/python -m pytest -n 2 -m "not soak and not spark and not crash" $(ARGS)
 
-wheel: $(TEST)/$(INSTALLED)  ## Build the wheel into dist/
-	$(TEST)/bin/python -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
-	@rm -rf build && ls dist
+wheel: $(TEST)/$(INSTALLED)  ## Build the sdist, and from it the wheel, into dist/
+	rm -rf dist
+	$(TEST)/bin/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
+	$(TEST)/bin/python -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist dist/*.tar.gz
+	@ls dist
 
 docs: $(DOCS)/$(INSTALLED)  ## Build the documentation as a site into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build $(PIP_QUIET) $(ARGS)
 	@echo "The site is at build/site/index.html"
 
 clean:  ## Remove environments, caches, builds, and var/, where the examples write
-	rm -rf .venv-* $(KAFKA)* build dist var *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv-* $(KAFKA)* build dist var src/*.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # -- environments ----------------------------------------------------------------------------------------------------

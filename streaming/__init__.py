@@ -13,7 +13,6 @@
     aggregate        `aggregate`: sums, counts, minima, maxima and averages that can begin with a seed
     initial_state    `initial_state`: a restored state for `transformWithState`
     kafka            `kafka_stream`: Spark's Kafka source, continued where a commit ended
-    autoload         installed as `pyspark_keyfold`, which Spark finds by itself
 
 Only here and in `keyfold.sink` may pyspark be imported. Records are only read here.
 Spark's Python workers import this package, so it imports nothing itself.

@@ -37,7 +37,7 @@ TOP_LEVEL = frozenset(
         *FOLDERS,
         *("examples", "tests", "docs", "benchmarks"),
         *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml"),
-        *(".ci", ".gitignore", "mkdocs.yml", "src"),
+        *(".ci", ".gitignore", "MANIFEST.in", "mkdocs.yml", "src"),
     }
 )
 
@@ -195,12 +195,12 @@ def test_a_room_says_what_is_in_it_and_loads_nothing(package: str) -> None:
     """Spark's workers import the packages above the module that they need."""
     tree = tree_of(ROOT / package / "__init__.py")
     assert ast.get_docstring(tree)
-    assert len(tree.body) == 1 or package == "streaming/autoload"
+    assert len(tree.body) == 1
 
 
 def test_every_package_is_a_room_and_every_room_is_there() -> None:
     rooms = {room for floor in FLOORS for room in floor}
-    packages = {package.replace("/", ".") for package in PACKAGES} - {"checkpoints", "streaming.autoload"}
+    packages = {package.replace("/", ".") for package in PACKAGES} - {"checkpoints"}
     assert packages <= rooms
     assert all((ROOT / room.replace(".", "/")).with_suffix(".py").is_file() for room in rooms - packages)
 
@@ -208,7 +208,6 @@ def test_every_package_is_a_room_and_every_room_is_there() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_tools_find_the_folders_under_their_import_name(folder: str) -> None:
     assert os.readlink(ROOT / "src" / "keyfold" / folder) == f"../../{folder}"
-    assert os.readlink(ROOT / "src" / "pyspark_keyfold") == "../streaming/autoload"
 
 
 def test_spark_finds_the_data_source_of_an_editable_install_in_a_folder() -> None:
