@@ -107,9 +107,9 @@ def one_pass(path: Path, count: int, share: int) -> tuple[float, float, int]:
             if share and n % share == 0:
                 log.anchor(f"a{n}")
         took = timed(log.compact)
-        before = log.state.n
+        before = log.state.seq
         again = timed(log.compact)
-        return took, again, log.state.n - before
+        return took, again, log.state.seq - before
 
 
 # -- targets ---------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class Changelog:
         lock = ViewLock(files, root)
         try:
             view = View(files, root)
-            lock.record(view.state.n)
+            lock.record(view.state.seq)
         except BaseException:
             lock.close()
             raise
@@ -379,7 +379,7 @@ class Changelog:
             self._store = None
             state = self._view.refresh()
             if self._view_lock is not None:
-                self._view_lock.record(state.n)
+                self._view_lock.record(state.seq)
 
     # -- compaction --------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ Admit: TypeAlias = Callable[[State], Batch | Commit]
 class Engine:
     """The writer of a changelog and its background work. `acquire` opens it, `release` gives it back."""
 
-    def __init__(self, writer: Writer, keeper: StateUpdater | None = None) -> None:
+    def __init__(self, writer: Writer, updater: StateUpdater | None = None) -> None:
         self.writer = writer
         #: held by the thread that changes the records, from its first read to its commit
         self.transactions = Turn(writer.root, writer.ownership.process)
@@ -58,7 +58,7 @@ class Engine:
         self.snapshots = SnapshotPolicy(writer)
         #: held by the cleaner's thread that does the chores
         self.chores = threading.Lock()
-        self._keeper = StateUpdater.of_writer(writer) if keeper is None else keeper
+        self._updater = StateUpdater.of_writer(writer) if updater is None else updater
         cleaner.POOL.add(self)
 
     # -- what it is --------------------------------------------------------------------------------
@@ -111,11 +111,11 @@ class Engine:
 
     def last_values(self) -> ReadOnlyStore:
         """The last values. Each read waits until the stores that it needs have reached the current commit."""
-        return self._keeper.current()
+        return self._updater.current()
 
     def catch_up(self) -> None:
         """Wait until the last values have reached the commit that is current now."""
-        self._keeper.catch_up()
+        self._updater.catch_up()
 
     @contextmanager
     def transaction(self, *, applied: bool = False) -> Iterator[Transaction]:
@@ -184,7 +184,7 @@ class Engine:
 
     def wait_for_room(self) -> None:
         """Wait while the last-value stores lag by more than `store.backlog.bytes`."""
-        self._keeper.wait_for_room()
+        self._updater.wait_for_room()
 
     # -- which commits stay ------------------------------------------------------------------------
 
@@ -306,12 +306,12 @@ class Engine:
     def close(self) -> None:
         cleaner.POOL.remove(self)
         self.snapshots.close()
-        self._keeper.close()
+        self._updater.close()
         self.writer.close()
 
 
-_hosts: dict[Path, tuple[Engine, int]] = {}
-_hosts_lock = threading.Lock()
+_engines: dict[Path, tuple[Engine, int]] = {}
+_engines_lock = threading.Lock()
 
 
 def acquire(
@@ -327,10 +327,10 @@ def acquire(
     A fenced writer is not returned again, nor a writer whose directory was moved, removed or created again.
     It is closed, and the changelog is opened again, which recovers it. A relative path is resolved now.
     """
-    with _hosts_lock:
+    with _engines_lock:
         real = root.resolve()
         _close_misplaced(real)
-        engine, users = _hosts.get(real, (None, 0))
+        engine, users = _engines.get(real, (None, 0))
         if engine is not None and (engine.writer.fenced or engine.writer.files is not files):
             if not engine.writer.fenced:
                 raise ChangelogLocked(
@@ -340,12 +340,12 @@ def acquire(
             engine.close()
             engine = None
         if engine is None:
-            engine, users = _host_of(_opened(files, real, creation, clock_ms, steal)), 0
-        _hosts[real] = (engine, users + 1)
+            engine, users = _engine_of(_opened(files, real, creation, clock_ms, steal)), 0
+        _engines[real] = (engine, users + 1)
         return engine
 
 
-def _host_of(writer: Writer) -> Engine:
+def _engine_of(writer: Writer) -> Engine:
     try:
         return Engine(writer)
     except BaseException:
@@ -362,7 +362,7 @@ def _opened(
     try:
         return open_writer(files, real, creation, clock_ms, steal=steal)
     except ChangelogLocked:
-        elsewhere = [known for known, (engine, _) in _hosts.items() if engine.writer.files is files]
+        elsewhere = [known for known, (engine, _) in _engines.items() if engine.writer.files is files]
         if not sum(map(_close_misplaced, elsewhere)):
             raise
         return open_writer(files, real, creation, clock_ms, steal=steal)
@@ -370,61 +370,61 @@ def _opened(
 
 def _close_misplaced(real: Path) -> bool:
     """Close the writer of a path that leads elsewhere now: it could not write any more. Whether it did."""
-    engine, _ = _hosts.get(real, (None, 0))
+    engine, _ = _engines.get(real, (None, 0))
     with suppress(OSError):
         if engine is not None and not engine.writer.ownership.is_placed():
-            del _hosts[real]
+            del _engines[real]
             engine.close()
             return True
     return False
 
 
 def install(root: Path, make: Callable[[], Engine]) -> Engine:
-    """The host that `make` gives, as this process's only one of the changelog at `root`.
+    """The engine that `make` gives, as this process's only one of the changelog at `root`.
 
-    The caller has the writer's lock, so a host that is there has lost it.
+    The caller has the writer's lock, so an engine that is there has lost it.
     """
-    with _hosts_lock:
+    with _engines_lock:
         real = root.resolve()
         _close_misplaced(real)
         engine = make()
-        before, _ = _hosts.get(real, (None, 0))
+        before, _ = _engines.get(real, (None, 0))
         if before is not None:
             before.writer.fence("another writer of this process has taken over")
             before.close()
-        _hosts[real] = (engine, 1)
+        _engines[real] = (engine, 1)
         return engine
 
 
 def release(engine: Engine) -> None:
-    """Give a host back; the last one closes it, once a transaction of another thread has ended.
+    """Give an engine back; the last one closes it, once a transaction of another thread has ended.
 
     Raises `ConfigError` for the last one inside a transaction of this thread: then it is not given back.
     """
-    with _hosts_lock:
+    with _engines_lock:
         if _has_others(engine):
             return
-    with engine.transactions, _hosts_lock:
+    with engine.transactions, _engines_lock:
         if not _has_others(engine):
-            for real in [real for real, (known, _) in _hosts.items() if known is engine]:
-                del _hosts[real]
+            for real in [real for real, (known, _) in _engines.items() if known is engine]:
+                del _engines[real]
                 engine.close()
 
 
 def _has_others(engine: Engine) -> bool:
     """Whether others still use it; then there is one user less now."""
-    for real, (known, users) in _hosts.items():
+    for real, (known, users) in _engines.items():
         if known is engine and users > 1:
-            _hosts[real] = (engine, users - 1)
+            _engines[real] = (engine, users - 1)
             return True
     return False
 
 
 def _after_fork() -> None:
     """A child starts without any of its parent's writers; what it has of them is never closed."""
-    global _hosts, _hosts_lock
-    _inherited.append(_hosts)
-    _hosts, _hosts_lock = {}, threading.Lock()
+    global _engines, _engines_lock
+    _inherited.append(_engines)
+    _engines, _engines_lock = {}, threading.Lock()
 
 
 _inherited: list[object] = []

@@ -57,7 +57,7 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
         }
         writer.write_line(RollbackEntry(commit.number, commit.ends, swapped))
         for partition, (out, _) in parts.items():
-            writer.garbage.add_segments(writer.state.n, partition, out)
+            writer.garbage.add_segments(writer.state.seq, partition, out)
     writer.garbage.collect()
     return commit
 

@@ -84,14 +84,14 @@ class Standby:
                 expected="a writable directory", found=f"{type(e).__name__}: {e.strerror or e}",
                 remedy="free or repair the disk, or grant this user the right to write there",
             ) from e  # fmt: skip
-        self._keeper = StateUpdater(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
+        self._updater = StateUpdater(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
         self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
         if self._ended.is_set() or not self._process.is_this():
             return f"<Standby of {str(self.path)!r}, ended>"
-        lag = sum(self._keeper.lag().values())
+        lag = sum(self._updater.lag().values())
         return f"<Standby of {str(self.path)!r}, {lag} records behind>"
 
     def lag(self) -> dict[int, int]:
@@ -102,7 +102,7 @@ class Standby:
         """
         self._check_open()
         self._followed.refresh()
-        return self._keeper.lag()
+        return self._updater.lag()
 
     def take_over(self, *, timeout: float | None = None, steal: bool = False) -> Changelog:
         """Wait until the writer has died or closed the changelog, then become the writer.
@@ -145,7 +145,7 @@ class Standby:
         with self._turning:
             if not self._ended.is_set():
                 self._stop_following()
-                self._keeper.close()
+                self._updater.close()
                 self._followed.close()
                 self._place.close()
 
@@ -161,7 +161,7 @@ class Standby:
 
     def _is_warm(self, target: tuple[int, ...]) -> bool:
         try:
-            return self._keeper.wait(target, _LOOK_SECONDS)
+            return self._updater.wait(target, _LOOK_SECONDS)
         except WriterFenced:
             self._check_open()
             raise
@@ -192,7 +192,7 @@ class Standby:
 
     def _become_writer(self, lock: OpenFile) -> Changelog:
         """Following continues while the manifest is recovered, and also if that fails."""
-        engine = engines.install(self.path, lambda: self._host(lock))
+        engine = engines.install(self.path, lambda: self._engine(lock))
         try:
             self._followed.close()
             self._place.close()
@@ -202,18 +202,18 @@ class Standby:
             raise
         return Changelog(self.path, engine, None, None)
 
-    def _host(self, lock: OpenFile) -> Engine:
+    def _engine(self, lock: OpenFile) -> Engine:
         writer = open_writer(self._files, self.path, None, self._clock_ms, steal=False, lock=lock)
         try:
             self._stop_following()
             if writer.identity.uuid != self._followed.identity.uuid:
-                self._keeper.close()
+                self._updater.close()
                 return Engine(writer)
-            self._keeper.hand_over(writer)
-            return Engine(writer, self._keeper)
+            self._updater.hand_over(writer)
+            return Engine(writer, self._updater)
         except BaseException:
             with ExitStack() as ended:
-                for end in (writer, self._place, self._followed, self._keeper):
+                for end in (writer, self._place, self._followed, self._updater):
                     ended.callback(end.close)
             raise
 
@@ -244,7 +244,7 @@ class _Followed:
         self._mark = ViewLock(files, root)
         try:
             self._view = View(files, root)
-            self._mark.record(self._view.state.n)
+            self._mark.record(self._view.state.seq)
         except BaseException:
             self._mark.close()
             raise
@@ -294,4 +294,4 @@ class _Followed:
 
     def _record(self) -> None:
         if not self._pinned:
-            self._mark.record(self._view.state.n)
+            self._mark.record(self._view.state.seq)

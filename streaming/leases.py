@@ -35,7 +35,7 @@ class Lease:
     """What a task must know to keep its planner's lease alive. `n` is the manifest line of the view."""
 
     identifier: str
-    n: int
+    seq: int
     expires_ms: int
     timeout_ms: int
 
@@ -53,19 +53,19 @@ def looking(files: Files, root: Path) -> AbstractContextManager[ViewLock | None]
         return contextlib.nullcontext()
 
 
-def take(files: Files, root: Path, n: int, timeout_ms: int) -> Lease | None:
+def take(files: Files, root: Path, seq: int, timeout_ms: int) -> Lease | None:
     """A new lease on the view of line `n`, None where none can be written. Removes leases that ran out."""
     now = now_ms()
     expires = now + timeout_ms
     try:
         _sweep(files, root, now)
-        return Lease(write_lease(files, root, n, expires), n, expires, timeout_ms)
+        return Lease(write_lease(files, root, seq, expires), seq, expires, timeout_ms)
     except OSError as e:
         _without(root, e)
         return None
 
 
-def renew(files: Files, root: Path, lease: Lease, n: int) -> Lease | None:
+def renew(files: Files, root: Path, lease: Lease, seq: int) -> Lease | None:
     """The lease with a new time, for the view of line `n`; None where it is gone. Raises `OSError`.
 
     Several tasks renew one lease. Only one at a time may replace the file, so the others leave it to that
@@ -84,10 +84,10 @@ def renew(files: Files, root: Path, lease: Lease, n: int) -> Lease | None:
                 ):  # removed between the look and the lock, which created the file again
                     files.unlink(path)
                     return None
-                write_lease(files, root, n, expires, lease.identifier)
+                write_lease(files, root, seq, expires, lease.identifier)
             finally:
                 files.close(held)
-        return Lease(lease.identifier, n, expires, lease.timeout_ms)
+        return Lease(lease.identifier, seq, expires, lease.timeout_ms)
     except (ViewExpired, FileNotFoundError):
         return None
 
@@ -151,6 +151,6 @@ class LeaseRenewer:
     def _renew_if_due(self) -> None:
         if self._lease is not None and self._lease.is_due(now_ms()):
             try:
-                self._lease = renew(self._files, self._root, self._lease, self._lease.n)
+                self._lease = renew(self._files, self._root, self._lease, self._lease.seq)
             except OSError as e:  # reading goes on; a file that is deleted meanwhile raises ViewExpired
                 log.warning("changelog %s: a lease could not be renewed: %s", self._root, e.strerror)

@@ -93,7 +93,7 @@ def marked(
     """
     began = begun or {}
     marks = {
-        partition: state.n
+        partition: state.seq
         for partition, (p, offset) in enumerate(zip(state.partitions, offsets, strict=True))
         if p.may_miss_delete(offset) or p.may_miss_delete(began.get(partition, offset))
     }

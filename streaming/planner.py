@@ -62,19 +62,19 @@ class Planner:
         with leases.looking(self.files, self.root) as lock:
             state = self.state()
             if lock is not None:
-                lock.record(state.n)
-            self._lease = self._renewed(state.n)
+                lock.record(state.seq)
+            self._lease = self._renewed(state.seq)
         return state
 
-    def _renewed(self, n: int) -> Lease | None:
+    def _renewed(self, seq: int) -> Lease | None:
         if self._lease is not None:
             try:
-                renewed = leases.renew(self.files, self.root, self._lease, n)
+                renewed = leases.renew(self.files, self.root, self._lease, seq)
             except OSError:
                 renewed = None
             if renewed is not None:
                 return renewed
-        return leases.take(self.files, self.root, n, self._timeout_ms)
+        return leases.take(self.files, self.root, seq, self._timeout_ms)
 
     def log_pieces(self, state: State, begin: Sequence[int], end: Sequence[int]) -> list[Piece]:
         """Pieces with the records of each partition from `begin` to `end`, in order; a large range is cut."""
@@ -108,7 +108,7 @@ class Planner:
         self.close()
         lease = None
         if view.lease is not None:
-            lease = Lease(view.lease, view.n, view.expires_ms, view.timeout_ms)
+            lease = Lease(view.lease, view.seq, view.expires_ms, view.timeout_ms)
             if lease.is_due(now_ms()):
                 lease = self._prolonged(lease)
         return [
@@ -130,7 +130,7 @@ class Planner:
     def _prolonged(self, lease: Lease) -> Lease | None:
         """None where it is gone; the files may be held by other means, and a task that misses one says so."""
         try:
-            return leases.renew(self.files, self.root, lease, lease.n)
+            return leases.renew(self.files, self.root, lease, lease.seq)
         except OSError:
             return lease
 

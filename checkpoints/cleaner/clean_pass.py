@@ -347,7 +347,7 @@ class CleanPass:
             )
             self._expected = after
             self._replaced.update(s.name for s in out)
-            writer.garbage.add_segments(writer.state.n, self._partition, out)
+            writer.garbage.add_segments(writer.state.seq, self._partition, out)
         self.move_view()
         writer.garbage.collect()
 

@@ -63,22 +63,22 @@ class Pool:
     def clear(self) -> None:
         """Forget all changelogs and threads, without touching them."""
         self.dead_threads = 0
-        self._hosts: list[Cleanable] = []
+        self._engines: list[Cleanable] = []
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
         self._chores = threading.Lock()
 
     def add(self, engine: Cleanable) -> None:
         with self._changed:
-            self._hosts.append(engine)
+            self._engines.append(engine)
             self._start_threads()
             self._changed.notify_all()
 
     def remove(self, engine: Cleanable) -> None:
         """Forget a changelog. Stops its passes at their next batch, and waits for that."""
         with self._changed:
-            if engine in self._hosts:
-                self._hosts.remove(engine)
+            if engine in self._engines:
+                self._engines.remove(engine)
             self._changed.notify_all()
         engine.cleaning.close()
         with engine.chores:
@@ -92,7 +92,7 @@ class Pool:
 
     def _start_threads(self) -> None:
         self._threads = [t for t in self._threads if t.is_alive()]
-        wanted = max((h.writer.identity.config.cleaner_threads for h in self._hosts), default=0)
+        wanted = max((e.writer.identity.config.cleaner_threads for e in self._engines), default=0)
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._run, name="keyfold-cleaner", daemon=True)
             self._threads.append(thread)
@@ -112,30 +112,30 @@ class Pool:
     def _work(self) -> bool:
         """Run one round. False if this thread is not needed any more."""
         with self._changed:
-            hosts = [h for h in self._hosts if h.writer.identity.config.cleaner_threads]
-            if not hosts:
+            engines = [e for e in self._engines if e.writer.identity.config.cleaner_threads]
+            if not engines:
                 self._threads.remove(threading.current_thread())
                 return False
-        for engine in hosts:
+        for engine in engines:
             _guarded(engine, engine.do_chores)
-        looked = [(_guarded(engine, engine.cleaning.filthiest), engine) for engine in hosts]
+        looked = [(_guarded(engine, engine.cleaning.filthiest), engine) for engine in engines]
         ranked = [(found, engine) for found, engine in looked if found is not None]
         if ranked:
             (_, partition), engine = max(ranked, key=lambda r: r[0][0])
             if engine.cleaning.clean_in_background(partition) is not None:
                 return True
-        self._sleep(hosts)
+        self._sleep(engines)
         return True
 
-    def _sleep(self, hosts: list[Cleanable]) -> None:
+    def _sleep(self, engines: list[Cleanable]) -> None:
         """Sleep for the shortest `cleaner.backoff.ms`. An open request or a change ends the sleep."""
-        backoff = min(h.writer.identity.config.cleaner_backoff_ms for h in hosts) / 1000
+        backoff = min(e.writer.identity.config.cleaner_backoff_ms for e in engines) / 1000
         until = time.monotonic() + backoff
         while (left := until - time.monotonic()) > 0:
             with self._changed:
                 if self._changed.wait(min(left, _REQUEST_SECONDS)):
                     return
-            if any(engine.is_asked() for engine in hosts):
+            if any(engine.is_asked() for engine in engines):
                 return
 
 

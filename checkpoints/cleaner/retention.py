@@ -26,7 +26,7 @@ def apply_retention(writer: Writer) -> int:
             if not out:
                 continue
             writer.write_line(DeleteEntry(partition, tuple(s.name for s in out), out[-1].next))
-            writer.garbage.add_segments(writer.state.n, partition, out)
+            writer.garbage.add_segments(writer.state.seq, partition, out)
             dropped += len(out)
     writer.garbage.collect()
     return dropped

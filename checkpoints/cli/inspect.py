@@ -103,7 +103,7 @@ def _stats(place: Target, log: Changelog) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "schema": None if log.columns is None else log.columns.to_json(),
         "epoch": state.epoch,
-        "line": state.n,
+        "line": state.seq,
         "writer": None if holder is None else asdict(holder),
         "commits": state.next_commit - 1,
         "restorable_commits": _restorable(state),

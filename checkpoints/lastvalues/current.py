@@ -17,7 +17,7 @@ from keyfold.statestore.rocksdb.store import LastValues, StoreUnusable
 T = TypeVar("T")
 
 
-class _Keeper(Protocol):
+class _Updater(Protocol):
     def reach(self, partition: int) -> LastValues:
         """The store of a partition, once it has reached the present commit."""
 
@@ -40,30 +40,30 @@ class CurrentValues(PartitionedStore):
     partitions as of one commit.
     """
 
-    def __init__(self, keeper: _Keeper, count: int) -> None:
+    def __init__(self, updater: _Updater, count: int) -> None:
         super().__init__(
-            _Stores(keeper.reach, count),
+            _Stores(updater.reach, count),
             lambda key: partition_of(key, count),
             lambda keys: partitions_of(keys, count),
         )
-        self._keeper = keeper
+        self._updater = updater
         self._count = count
 
     def get(self, key: bytes) -> bytes | None:
         get = super().get
-        return self._keeper.read(lambda: get(key))
+        return self._updater.read(lambda: get(key))
 
     def _get_list(self, keys: Sequence[bytes]) -> list[bytes | None]:
         get_list = super()._get_list
-        return self._keeper.read(lambda: get_list(keys))
+        return self._updater.read(lambda: get_list(keys))
 
     def _get_array(self, keys: pa.Array) -> pa.Array:
         get_array = super()._get_array
-        return self._keeper.read(lambda: get_array(keys))
+        return self._updater.read(lambda: get_array(keys))
 
     def get_record(self, key: bytes) -> tuple[int, int, bytes] | None:
         get_record = super().get_record
-        return self._keeper.read(lambda: get_record(key))
+        return self._updater.read(lambda: get_record(key))
 
     def range(self, from_: bytes | None = None, to: bytes | None = None) -> Entries[bytes, bytes]:
         check_bounds(from_, to)
@@ -71,7 +71,7 @@ class CurrentValues(PartitionedStore):
         return Entries(moment.range(from_, to), moment.close)
 
     def snapshot(self) -> ReadOnlyStore:
-        return _Moment(self._keeper, self._keeper.read(self._keeper.whole_cursor), self._count)
+        return _Moment(self._updater, self._updater.read(self._updater.whole_cursor), self._count)
 
     def close(self) -> None:
         """Nothing: the changelog closes it."""
@@ -102,14 +102,14 @@ class _Moment(PartitionedStore):
     commit are in no other place.
     """
 
-    def __init__(self, keeper: _Keeper, cursor: RecordCursor, count: int) -> None:
+    def __init__(self, updater: _Updater, cursor: RecordCursor, count: int) -> None:
         super().__init__(
             [LastValuesSnapshot(cursor, partition, owns=False) for partition in range(count)],
             lambda key: partition_of(key, count),
             lambda keys: partitions_of(keys, count),
         )
-        self._keeper = keeper
-        self._clearings = keeper.clearings
+        self._updater = updater
+        self._clearings = updater.clearings
         self._cursor = cursor
 
     def get(self, key: bytes) -> bytes | None:
@@ -145,7 +145,7 @@ class _Moment(PartitionedStore):
             try:
                 yield from entries
             except StoreUnusable as e:
-                failure = self._keeper.distrust(e, self._clearings)
+                failure = self._updater.distrust(e, self._clearings)
             else:
                 return
             raise failure
@@ -156,7 +156,7 @@ class _Moment(PartitionedStore):
         try:
             return ask()
         except StoreUnusable as e:
-            failure = self._keeper.distrust(e, self._clearings)
+            failure = self._updater.distrust(e, self._clearings)
         # Out here, and alone: the frames of the first error refer to an iterator, and RocksDB keeps its lock
         # while there is one.
         raise failure

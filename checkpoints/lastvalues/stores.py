@@ -182,7 +182,7 @@ class KeptStores:
                 "changelog %s: rebuilding the last values of partition %d", self._followed.root, partition
             )
             self._clear(partition, p.generation)
-        self._seen[partition] = state.n
+        self._seen[partition] = state.seq
         if store.applied == 0:
             self._started_at[partition] = p.start
         offset = max(store.applied, p.start)

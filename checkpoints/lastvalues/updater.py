@@ -83,7 +83,7 @@ class StateUpdater:
 
     @classmethod
     def of_writer(cls, writer: Writer) -> StateUpdater:
-        """The keeper of a writer, which goes on with the stores of the writer before."""
+        """The updater of a writer, which goes on with the stores of the writer before."""
         eager = "compact" in writer.identity.config.cleanup_policy
         return cls(writer, WriterStoreDirs(writer), eager=eager)
 

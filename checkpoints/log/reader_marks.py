@@ -58,12 +58,12 @@ class ViewLock:
             if e.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSPC):
                 raise
 
-    def record(self, n: int) -> None:
-        """Mark the view as that of manifest line `n` or a later one."""
+    def record(self, seq: int) -> None:
+        """Mark the view as that of manifest line `seq` or a later one."""
         if self._file is not None:
             # On a full disk the mark stays empty, which keeps every file.
             with contextlib.suppress(OSError):
-                self._files.overwrite(self._file, b"%020d\n" % n, 0)
+                self._files.overwrite(self._file, b"%020d\n" % seq, 0)
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -87,8 +87,8 @@ def new_lock(files: Files, path_of: Callable[[str], Path]) -> tuple[str, OpenFil
             return identifier, file
 
 
-def write_lease(files: Files, root: Path, n: int, expires_ms: int, lease: str | None = None) -> str:
-    """Create a lease on the view of line `n`, or renew `lease`. Returns its id.
+def write_lease(files: Files, root: Path, seq: int, expires_ms: int, lease: str | None = None) -> str:
+    """Create a lease on the view of line `seq`, or renew `lease`. Returns its id.
 
     Raises:
         ViewExpired: the lease to renew is gone. Files of its view may be deleted.
@@ -100,7 +100,7 @@ def write_lease(files: Files, root: Path, n: int, expires_ms: int, lease: str | 
             "The lease of this view has expired.", path=path, expected="a lease that is renewed in time",
             found="no lease: it was removed", remedy="read again, or raise the option viewTimeoutMs",
         )  # fmt: skip
-    files.write_whole(path, json.dumps({"n": n, "expires_ms": expires_ms}).encode())
+    files.write_whole(path, json.dumps({"seq": seq, "expires_ms": expires_ms}).encode())
     return identifier
 
 
@@ -119,13 +119,13 @@ def oldest_view(files: Files, root: Path, now_ms: int) -> int | None:
     for name in files.list_directory(root / filenames.READERS):
         path = root / filenames.READERS / name
         if name.endswith(".view"):
-            n = _view_number(files, path)
+            seq = _view_number(files, path)
         elif name.endswith(".lease"):
-            n = _lease_number(files, path, now_ms)
+            seq = _lease_number(files, path, now_ms)
         else:
             continue
-        if n is not None:
-            lowest = n if lowest is None else min(lowest, n)
+        if seq is not None:
+            lowest = seq if lowest is None else min(lowest, seq)
     return lowest
 
 
@@ -149,7 +149,7 @@ def _lease_number(files: Files, path: Path, now_ms: int) -> int | None:
     try:
         lease = json.loads(files.read(path))
         if lease["expires_ms"] >= now_ms:
-            return int(lease["n"])
+            return int(lease["seq"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
@@ -177,13 +177,13 @@ class Garbage:
         self._released: deque[int] = deque()
         self._lock = threading.Lock()
 
-    def add(self, n: int, paths: list[Path]) -> None:
-        """Add files that are unnamed since line `n`."""
+    def add(self, seq: int, paths: list[Path]) -> None:
+        """Add files that are unnamed since line `seq`."""
         if paths:
             with self._lock:
-                self._waiting.append((n, paths))
+                self._waiting.append((seq, paths))
 
-    def add_segments(self, n: int, partition: int, segments: Iterable[Segment]) -> None:
+    def add_segments(self, seq: int, partition: int, segments: Iterable[Segment]) -> None:
         """Add segments of a partition, with their indexes."""
         directory = filenames.partition(self._root, partition)
         paths = []
@@ -191,15 +191,15 @@ class Garbage:
             paths.append(directory / s.name)
             if s.sealed:
                 paths.append(directory / filenames.segment_index(s.name))
-        self.add(n, paths)
+        self.add(seq, paths)
 
-    def hold(self, n: int) -> None:
+    def hold(self, seq: int) -> None:
         with self._lock:
             self._settle()
-            self._held[n] = self._held.get(n, 0) + 1
+            self._held[seq] = self._held.get(seq, 0) + 1
 
-    def release(self, n: int) -> None:
-        self._released.append(n)
+    def release(self, seq: int) -> None:
+        self._released.append(seq)
 
     def collect(self) -> int:
         """Delete the files that no view needs, while this is provably the writer. Returns their number."""
@@ -211,24 +211,24 @@ class Garbage:
         limit = oldest_view(self._files, self._root, now_ms())
         with self._lock:
             self._settle()
-            for n in self._held:
-                limit = n if limit is None else min(limit, n)
+            for seq in self._held:
+                limit = seq if limit is None else min(limit, seq)
             # By identity: a reader that stays open for days leaves thousands of files here, and each look
             # must remain cheap.
             still = {id(x) for x in self._waiting}
             ready = [x for x in waiting if id(x) in still and (limit is None or x[0] <= limit)]
             going = {id(x) for x in ready}
             self._waiting = [x for x in self._waiting if id(x) not in going]
-        return sum(self._delete(n, paths) for n, paths in ready)
+        return sum(self._delete(seq, paths) for seq, paths in ready)
 
     def _settle(self) -> None:
         while self._released:
-            n = self._released.popleft()
-            self._held[n] -= 1
-            if not self._held[n]:
-                del self._held[n]
+            seq = self._released.popleft()
+            self._held[seq] -= 1
+            if not self._held[seq]:
+                del self._held[seq]
 
-    def _delete(self, n: int, paths: list[Path]) -> int:
+    def _delete(self, seq: int, paths: list[Path]) -> int:
         """Delete files. What cannot be deleted now is retried next time; it only takes disk space."""
         left = []
         for path in paths:
@@ -242,5 +242,5 @@ class Garbage:
             except OSError as e:
                 log.warning("changelog %s: cannot delete %s: %s", self._root, path.name, e.strerror)
                 left.append(path)
-        self.add(n, left)
+        self.add(seq, left)
         return len(paths) - len(left)

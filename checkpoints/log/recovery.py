@@ -280,7 +280,7 @@ def _recover(files: Files, root: Path, ownership: Ownership, clock_ms: Callable[
             files.make_directory(directory, below=root)
         writer = Writer(files, root, identity, ownership, journal, state, clock_ms)
         remove_journals_below(files, root, epoch, ownership.directory)
-        writer.garbage.add(state.n, _unnamed(files, root, state))
+        writer.garbage.add(state.seq, _unnamed(files, root, state))
         writer.garbage.collect()
         remove_dead_standbys(files, root)
     except BaseException:

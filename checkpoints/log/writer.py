@@ -100,12 +100,12 @@ class Writer:
         """The current state. Its files are kept until the context is left."""
         self.garbage.hold(0)
         state = self.state
-        self.garbage.hold(state.n)
+        self.garbage.hold(state.seq)
         self.garbage.release(0)
         try:
             yield state
         finally:
-            self.garbage.release(state.n)
+            self.garbage.release(state.seq)
 
     def is_active(self, partition: int, name: str) -> bool:
         """Whether the named segment is being appended to."""
@@ -214,7 +214,7 @@ class Writer:
 
     def _acknowledge(self, entry: Entry) -> None:
         after = self.state.apply(entry)
-        line = line_of(after.n, entry)
+        line = line_of(after.seq, entry)
         done = "batch was committed" if isinstance(entry, CommitEntry) else "change was applied"
         unknown = f"whether this {done} is unknown: its manifest line may be durable"
         nothing = f"nothing of this {done}"
@@ -233,7 +233,7 @@ class Writer:
         self.state = after
         try:
             with contextlib.suppress(StorageFailed), own.failures("the head of the manifest"):
-                self._journal.publish(after.n)
+                self._journal.publish(after.seq)
         except BaseException:
             own.fence("the head of the manifest may be incomplete")
             raise
@@ -242,7 +242,7 @@ class Writer:
                 listener(after)
             except Exception as e:
                 # An error raised here would claim that a committed line was not committed.
-                log.error("changelog %s: a listener failed for manifest line %d: %s", self.root, after.n, e)
+                log.error("changelog %s: a listener failed for manifest line %d: %s", self.root, after.seq, e)
 
     # -- rolling -----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The entries of the manifest: for each kind one class, with how it is written, how it is read, and what it
 makes of the state.
 
-An entry is a line of a journal, a JSON object with its number `n` (dense for the changelog's life) and its
+An entry is a line of a journal, a JSON object with its number `seq` (dense for the changelog's life) and its
 kind `t`:
 
 - `checkpoint`: the whole state; the first line of every journal
@@ -51,15 +51,15 @@ class Entry(Protocol):
         """The state after it. Raises `ValueError` where it does not follow from `state`."""
 
 
-def line_of(n: int, entry: Entry) -> Line:
-    """The line of an entry that is number `n`."""
-    return {"n": n, "t": entry.KIND, **entry.to_json()}
+def line_of(seq: int, entry: Entry) -> Line:
+    """The line of an entry that is number `seq`."""
+    return {"seq": seq, "t": entry.KIND, **entry.to_json()}
 
 
 def apply_line(state: State, line: Line) -> State:
     """The state after one more line."""
-    if line["n"] != state.n + 1:
-        raise ValueError(f"line {state.n + 1} was expected, this is line {line['n']}")
+    if line["seq"] != state.seq + 1:
+        raise ValueError(f"line {state.seq + 1} was expected, this is line {line['seq']}")
     return state.apply(KINDS[line["t"]].from_json(line))
 
 
@@ -226,7 +226,7 @@ class SwapEntry:
             splits=self.splits,
             swept_end=self.swept_end,
             dropped_tombstones=self.dropped_tombstones,
-            dropped_at=state.n + 1 if self.drops else p.dropped_at,
+            dropped_at=state.seq + 1 if self.drops else p.dropped_at,
         )
         return _with_partition(state, self.partition, after)
 
@@ -379,7 +379,7 @@ class CheckpointEntry:
         state = self.state
         marks = max(_MARKS_MIN, _MARKS_IN_ALL // len(state.partitions))
         return {
-            "n": state.n,
+            "seq": state.seq,
             "t": self.KIND,
             "magic": _MAGIC,
             "version": FORMAT_VERSION,
@@ -397,7 +397,7 @@ class CheckpointEntry:
         if line["t"] != cls.KIND or line["magic"] != _MAGIC:
             raise ValueError("the first line of a journal is a checkpoint")
         state = State(
-            n=line["n"],
+            seq=line["seq"],
             epoch=line["epoch"],
             partitions=tuple(PartitionState.from_json(p) for p in line["partitions"]),
             commits=tuple(Commit.from_json(c) for c in line["commits"]),

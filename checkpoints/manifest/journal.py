@@ -3,13 +3,13 @@ file.
 
 A line is the CRC32C of the JSON after it, as eight hexadecimal digits, a space, the JSON, a newline:
 
-    1f0a77c2 {"n":7,"t":"commit","commit":3,…}
+    1f0a77c2 {"seq":7,"t":"commit","commit":3,…}
 
 The head says how much of the journal is durable. It has two slots of 64 bytes, written in turn, so that a
 torn write leaves the other one intact. The valid slot with the larger length counts:
 
     0                    20 21                   41 42       50 51       59  60      64
-    | journal bytes, 20 d. |_| line number n, 20 d. |_| crc, 8 hex |_| slot crc |\n| spaces |
+    | journal bytes, 20 d. |_| line number, 20 d. |_| crc, 8 hex |_| slot crc |\n| spaces |
 
 `crc` is the CRC32C of the journal's bytes up to that length, `slot crc` that of the slot's first 51 bytes.
 """
@@ -41,14 +41,14 @@ _REMEDY: Final = "restore from a snapshot or a copy; a damaged manifest cannot b
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first `length` bytes of a journal are durable, end with line `n`, and have this CRC32C."""
+    """The first `length` bytes of a journal are durable, end with line `seq`, and have this CRC32C."""
 
     length: int
-    n: int
+    seq: int
     crc: int
 
     def encode(self) -> bytes:
-        text = b"%020d %020d %08x " % (self.length, self.n, self.crc)
+        text = b"%020d %020d %08x " % (self.length, self.seq, self.crc)
         return text + b"%08x\n    " % crc32c(text)
 
 
@@ -126,9 +126,9 @@ class JournalWriter:
         """
         self._files.close(self._journal)
 
-    def publish(self, n: int) -> None:
-        """Overwrite the head: everything appended so far, up to line `n`, is durable."""
-        slot = Head(self._journal.position, n, self._crc).encode()
+    def publish(self, seq: int) -> None:
+        """Overwrite the head: everything appended so far, up to line `seq`, is durable."""
+        slot = Head(self._journal.position, seq, self._crc).encode()
         if self._head is None:
             self._head = self._files.create(self._head_path)
             self._files.append(self._head, [slot, b" " * _SLOT_BYTES])
@@ -162,12 +162,12 @@ def begin_journal(
         only: no further line follows, as in a snapshot.
     """
     kept = pruned(state, identity.config.commits_retained)
-    state = replace(kept, n=kept.n + 1, epoch=epoch)
+    state = replace(kept, seq=kept.seq + 1, epoch=epoch)
     journal.append(CheckpointEntry(state, identity.uuid).to_line())
     if only:
         journal.end()
     prove()
-    journal.publish(state.n)
+    journal.publish(state.seq)
     return state
 
 

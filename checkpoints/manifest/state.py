@@ -85,7 +85,7 @@ class Entry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything a reader must know, as of manifest line `n`.
+    """Everything a reader must know, as of manifest line `seq`.
 
     Attributes:
         commits: those that can be named, ascending: the last ones (`commits.retained`), those with an
@@ -93,7 +93,7 @@ class State:
         apps: app id → its last commit, for ever.
     """
 
-    n: int
+    seq: int
     epoch: int
     partitions: tuple[PartitionState, ...]
     commits: tuple[Commit, ...] = ()
@@ -103,7 +103,7 @@ class State:
 
     def apply(self, entry: Entry) -> State:
         """The state after one more entry. Raises `KeyError`, `ValueError` or `IndexError` on nonsense."""
-        return replace(entry.applied(self), n=self.n + 1)
+        return replace(entry.applied(self), seq=self.seq + 1)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -130,8 +130,8 @@ class State:
         return any(p.start < end and not p.is_exact(end) for end, p in pairs)
 
 
-def empty(partitions: int, epoch: int, n: int = 0) -> State:
-    return State(n, epoch, tuple(PartitionState() for _ in range(partitions)))
+def empty(partitions: int, epoch: int, seq: int = 0) -> State:
+    return State(seq, epoch, tuple(PartitionState() for _ in range(partitions)))
 
 
 def truncated(

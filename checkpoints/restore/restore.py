@@ -98,7 +98,7 @@ def restore(
         lock = ViewLock(files, root)
         stack.callback(lock.close)
         view = View(files, root)
-        lock.record(view.state.n)
+        lock.record(view.state.seq)
         ends = resolve_ends(view.state, root, at)
         begins = None if since is None else resolve_since(view.state, root, since, ends)
         selection = Selection.of(root, view.identity.columns, keys, prefix)

@@ -26,7 +26,7 @@ _OF_PARTITIONS: Final = ("generations", "starts", "unique_below")
 
 @dataclass(frozen=True)
 class ViewToken:
-    """What a reader of the state needs of the view of line `n`.
+    """What a reader of the state needs of the view of line `seq`.
 
     Attributes:
         lease: protects the files until `expires_ms`, or longer if it is renewed. None if no lease could be
@@ -36,7 +36,7 @@ class ViewToken:
     """
 
     changelog: str
-    n: int
+    seq: int
     lease: str | None
     expires_ms: int
     timeout_ms: int
@@ -49,7 +49,7 @@ class ViewToken:
         """Printable text without spaces. `from_text` parses it."""
         kept = {
             "changelog": self.changelog,
-            "n": self.n,
+            "seq": self.seq,
             "lease": self.lease,
             "expires_ms": self.expires_ms,
             "timeout_ms": self.timeout_ms,
@@ -90,11 +90,11 @@ def hand_over(
     """
     expires = now_ms() + _TIMEOUT_MS
     try:
-        lease: str | None = write_lease(files, root, state.n, expires)
+        lease: str | None = write_lease(files, root, state.seq, expires)
     except OSError:  # a read-only medium or a full disk: if the files are gone, the reader raises an error
         lease = None
     return ViewToken(
-        changelog, state.n, lease, expires, _TIMEOUT_MS,
+        changelog, state.seq, lease, expires, _TIMEOUT_MS,
         tuple(p.generation for p in state.partitions),
         tuple(p.start for p in state.partitions),
         tuple(p.unique_below for p in state.partitions),

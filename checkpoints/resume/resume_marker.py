@@ -109,7 +109,7 @@ class QueryPin:
     def write(self, commit: Commit) -> None:
         """Store `commit`, durably."""
         made = self._files.make_directory(self.checkpoint)
-        line = {"t": "resumed", "n": 0, "changelog": self._changelog, "commit": asdict(commit)}
+        line = {"t": "resumed", "seq": 0, "changelog": self._changelog, "commit": asdict(commit)}
         self._files.write_whole(self._path, encode_line(line))
         for directory in made:
             self._files.sync_directory(directory.parent)

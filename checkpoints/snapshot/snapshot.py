@@ -199,7 +199,7 @@ class _Taking:
     def run(self, state: State, commit: Commit) -> Snapshot:
         files, root = self._to.files, self._to.root
         # Above every epoch of the source, because every writer begins with a line.
-        epoch = max(state.n, *journal_epochs(files, root), *list_epochs(files, root), 0) + 1
+        epoch = max(state.seq, *journal_epochs(files, root), *list_epochs(files, root), 0) + 1
         own_names = (filenames.MANIFEST, filenames.READERS) if files.has_locks else (filenames.MANIFEST,)
         for directory in (root, *(root / name for name in own_names)):
             for made in files.make_directory(directory):
@@ -211,7 +211,7 @@ class _Taking:
             # Settings and added columns may have changed. The earlier content is readable with them too.
             write_identity(files, root, self._identity)
         # Its one line has the number of the epoch. Readers use it to mark the generation that they hold.
-        _begin(self._to, replace(kept, n=epoch - 1), epoch, self._identity)
+        _begin(self._to, replace(kept, seq=epoch - 1), epoch, self._identity)
         if new:
             write_identity(files, root, self._identity)
         self._sweep(epoch)

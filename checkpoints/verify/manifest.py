@@ -45,7 +45,7 @@ class Manifest:
     """
 
     state: State | None = None
-    durable_n: int = 0
+    durable_seq: int = 0
     partial: bool = False
     journal: Path | None = None
     bytes: int = 0
@@ -160,8 +160,8 @@ def _check_head(files: Files, path: Path, damages: Damages) -> Head | None:
 
 def _head_in(slot: bytes) -> Head | None:
     try:
-        length, n, crc, _ = slot.split()
-        head = Head(int(length), int(n), int(crc, 16))
+        length, seq, crc, _ = slot.split()
+        head = Head(int(length), int(seq), int(crc, 16))
     except ValueError:
         return None
     return head if head.encode() == slot else None
@@ -227,8 +227,8 @@ def _check_journal(
                 and head is not None
                 and manifest.state is not None
             ):
-                manifest.durable_n = manifest.state.n
-                _compare_head(data, head, manifest.state.n, path, damages)
+                manifest.durable_seq = manifest.state.seq
+                _compare_head(data, head, manifest.state.seq, path, damages)
         elif place.start < max(durable, last_sound):
             manifest.partial = True
             stated = data[place.start : place.start + 8].decode("ascii", "backslashreplace")
@@ -288,16 +288,16 @@ def _apply(
     return True
 
 
-def _compare_head(data: bytes, head: Head, n: int, path: Path, damages: Damages) -> None:
+def _compare_head(data: bytes, head: Head, seq: int, path: Path, damages: Damages) -> None:
     found = crc32c(data[: head.length])
     if found != head.crc:
         damages.add(
             path, f"bytes 0 to {head.length}", "A journal does not match its head.",
             f"crc32c {head.crc:08x}", f"crc32c {found:08x}",
         )  # fmt: skip
-    if n != head.n:
+    if seq != head.seq:
         damages.add(
-            path, f"byte {head.length}", "A head names another line than the journal's last.", head.n, n
+            path, f"byte {head.length}", "A head names another line than the journal's last.", head.seq, seq
         )
 
 

@@ -87,13 +87,13 @@ def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = N
     lock = ViewLock(files, root)
     try:
         manifest = check_manifest(files, root, identity, damages)
-        lock.record(manifest.durable_n)
+        lock.record(manifest.durable_seq)
         result = Verification(root, damages, notes=manifest.notes)
         result.checked = Counted(files=1 + 2 * (manifest.journal is not None), bytes=manifest.bytes)
         if manifest.state is None:
             result.notes.append("no segment was checked: without a manifest it is unknown which are in use")
             return result
-        result.line = manifest.state.n
+        result.line = manifest.state.seq
         # Read it again: an active writer may have added a column since, and then records with it.
         newest = _check_identity(files, root, Damages()) or identity
         columns = None if newest is None else newest.columns

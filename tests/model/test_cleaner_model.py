@@ -171,9 +171,9 @@ class CleanerMachine(RuleBasedStateMachine):
             # The first pass was the one that a delete stays in.
             self.log.compact()
             self.check()
-        line = self.log.state.n
+        line = self.log.state.seq
         assert self.log.compact() == []
-        assert self.log.state.n == line
+        assert self.log.state.seq == line
 
     @rule()
     def compact_in_full(self) -> None:

@@ -104,11 +104,11 @@ def rewrite(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = journal_of(root)
     line = decode_line(path.read_bytes().rstrip(b"\n"))
     assert line is not None
-    n = line["n"]
+    seq = line["seq"]
     change(line)
     raw = encode_line(line)
     path.write_bytes(raw)
-    head_of(root).write_bytes(Head(len(raw), n, crc32c(raw)).encode() + b" " * 64)
+    head_of(root).write_bytes(Head(len(raw), seq, crc32c(raw)).encode() + b" " * 64)
 
 
 #: The command, as it is installed beside the interpreter of the tests.

@@ -39,7 +39,7 @@ class ForeignReader:
         self.identity = self._identity()
         self._journal()
         if self._view is not None:
-            os.pwrite(self._view, b"%020d\n" % self.n, 0)
+            os.pwrite(self._view, b"%020d\n" % self.seq, 0)
 
     def close(self) -> None:
         if self._view is not None:
@@ -96,7 +96,7 @@ class ForeignReader:
                 break
         else:
             raise Refused("no manifest")
-        length, self.n, crc = head
+        length, self.seq, crc = head
         data = (self.root / "manifest" / f"{epoch}.journal").read_bytes()[:length]
         if len(data) < length or crc32c(data) != crc or not data.endswith(b"\n"):
             raise Refused("journal")
@@ -105,11 +105,11 @@ class ForeignReader:
             if int(raw[:8], 16) != crc32c(raw[9:]):
                 raise Refused("line")
             line = json.loads(raw[9:])
-            if number is not None and line["n"] != number + 1:
+            if number is not None and line["seq"] != number + 1:
                 raise Refused("number")
-            number = line["n"]
+            number = line["seq"]
             getattr(self, "_line_" + line["t"])(line)
-        if number != self.n:
+        if number != self.seq:
             raise Refused("head")
 
     def _line_checkpoint(self, line: dict[str, Any]) -> None:

@@ -67,9 +67,9 @@ def live(files: Files, path: Path, told: Told) -> None:
 
 def forget(log: Changelog) -> None:
     """From now on the writer of `log` is as one of another process. `bury` ends it."""
-    for path, (engine, _) in list(engines._hosts.items()):
+    for path, (engine, _) in list(engines._engines.items()):
         if engine is log.engine:
-            del engines._hosts[path]
+            del engines._engines[path]
 
 
 def bury(files: Files, forgotten: Changelog | None = None) -> None:
@@ -78,9 +78,9 @@ def bury(files: Files, forgotten: Changelog | None = None) -> None:
         forgotten.engine.writer.fence("its process is dead")
         with suppress(Killed, Exception):
             forgotten.engine.close()
-    for path, (engine, _) in list(engines._hosts.items()):
+    for path, (engine, _) in list(engines._engines.items()):
         if engine.writer.files is files:
-            del engines._hosts[path]
+            del engines._engines[path]
             engine.writer.fence("its process is dead")
             with suppress(Killed, Exception):
                 engine.close()

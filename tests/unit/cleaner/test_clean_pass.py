@@ -133,9 +133,9 @@ def test_a_second_pass_over_a_clean_log_does_nothing(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log", config=CONFIG) as log:
         log.append(table({f"k{i}": "v" for i in range(50)}))
         assert log.compact()
-        before = log.state.n
+        before = log.state.seq
         assert log.compact() == []
-        assert log.state.n == before
+        assert log.state.seq == before
 
 
 def test_the_last_end_offset_survives_when_no_record_does(tmp_path: Path) -> None:

@@ -87,10 +87,10 @@ def test_a_pass_never_takes_more_room_than_it_asks_for(
         expected = restore(log.path).to_dict()
         for _ in range(2):
             log.engine.writer.seal_active()
-            files.free, line = 0, log.state.n
+            files.free, line = 0, log.state.seq
             with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass") as refused:
                 log.compact()
-            assert log.state.n == line
+            assert log.state.seq == line
             files.free, files.written = int(str(refused.value.expected).split()[0]), 0
             (done,) = log.compact()
             assert done.bytes_written <= files.written <= files.free
@@ -119,10 +119,10 @@ def put(log: Changelog, first: int, count: int) -> None:
 
 def asked(files: Counted, log: Changelog, *, spill_all: bool) -> int:
     """What a pass asks for; it has written nothing before."""
-    files.free, files.written, line = 0, 0, log.state.n
+    files.free, files.written, line = 0, 0, log.state.seq
     with pytest.raises(StorageFailed, match="Not enough disk space for a cleaner pass") as refused:
         clean_partition(log.engine.writer, 0, spill_all=spill_all)
-    assert (files.written, log.state.n) == (0, line)
+    assert (files.written, log.state.seq) == (0, line)
     return int(str(refused.value.expected).split()[0])
 
 

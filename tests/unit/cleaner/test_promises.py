@@ -274,10 +274,10 @@ def test_a_clean_log_is_left_alone_whatever_deletes_it_keeps(log: Log) -> None:
     log.clock.now_ms += 5000
     (done,) = log.log.compact()
     assert done.tombstones_dropped == 1
-    line = log.log.state.n
+    line = log.log.state.seq
     log.clock.now_ms += 5000
     assert log.log.compact() == []
-    assert log.log.state.n == line
+    assert log.log.state.seq == line
     log.log.drop_anchor("x")
     (done,) = log.log.compact()
     assert done.tombstones_dropped == 1

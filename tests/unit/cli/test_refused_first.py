@@ -92,10 +92,10 @@ def test_a_snapshot_that_is_refused_has_sealed_nothing(make: Any, log: Changelog
     place = tmp_path / "place"
     expected = make(place)
     log.append(rows(("c", "3")))
-    before, line = content(tmp_path), log.state.n
+    before, line = content(tmp_path), log.state.seq
     with pytest.raises(expected, match="what to do:"):
         log.snapshot(place)
-    assert log.state.n == line
+    assert log.state.seq == line
     assert content(tmp_path) == before
 
 

@@ -24,7 +24,7 @@ def engine(path: Path, *, steal: bool = False) -> Engine:
 
 
 def test_a_writer_that_was_overtaken_touches_no_store_any_more(tmp_path: Path) -> None:
-    """Its own store is opened, gone, or was never made: whatever its keeper wants to do, it stops."""
+    """Its own store is opened, gone, or was never made: whatever its updater wants to do, it stops."""
     path = tmp_path / "log"
     with Changelog.open(path, config=BY_HAND) as log:
         log.append(rows(("a", "1")))

@@ -80,7 +80,7 @@ def test_a_writer_waits_while_the_stores_are_too_far_behind(tmp_path: Path) -> N
         for number in range(8):
             log.append(pa.table({"key": [f"k{number}-{i}" for i in range(400)], "value": ["v" * 1000] * 400}))
         log.engine.wait_for_room()
-        assert log.engine._keeper.lag_bytes() <= 1 << 20
+        assert log.engine._updater.lag_bytes() <= 1 << 20
 
 
 class Applied:

@@ -307,7 +307,7 @@ def test_a_store_that_a_living_writer_was_building_is_not_the_overtaken_ones_to_
     overtaken = Changelog.open(path, config=QUIET)
     overtaken.append(table(["a"], "1"))
     assert overtaken.get(b"a") == b"1"
-    kept: KeptStores = overtaken.engine._keeper._kept
+    kept: KeptStores = overtaken.engine._updater._kept
     engine = Engine(open_writer(OtherFiles(), path, None, now_ms, steal=True))
     try:
         assert engine.last_values().get(b"a") == b"1"

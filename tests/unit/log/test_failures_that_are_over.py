@@ -67,11 +67,11 @@ def test_no_read_raises_a_failure_that_is_over(
     with Changelog.open(tmp_path / "log", partitions=2, config=BY_HAND) as log:
         disk.is_full = True
         log.append(rows(("a", "1"), ("b", "1")))
-        eventually(lambda: log.engine._keeper._failure is not None)
+        eventually(lambda: log.engine._updater._failure is not None)
         disk.is_full = False
         if tried:
             log.append(rows(("b", "2")))
-            eventually(lambda: not any(log.engine._keeper.lag().values()))
+            eventually(lambda: not any(log.engine._updater.lag().values()))
         log.append(rows(("a", "2")))
         assert in_time(lambda: read(log)) == b"2"
 
@@ -99,12 +99,12 @@ def test_a_writer_does_not_wait_for_stores_that_cannot_be_written_and_waits_agai
         disk.is_full = True
         for _ in range(3):
             in_time(lambda: log.append(large))
-        assert log.engine._keeper.lag_bytes() > 1 << 20
+        assert log.engine._updater.lag_bytes() > 1 << 20
         disk.is_full = False
-        eventually(lambda: log.engine._keeper.lag_bytes() == 0 or log.append(rows(("a", "1"))) is None)
+        eventually(lambda: log.engine._updater.lag_bytes() == 0 or log.append(rows(("a", "1"))) is None)
         log.append(large)
         in_time(log.engine.wait_for_room)
-        assert log.engine._keeper.lag_bytes() <= 1 << 20
+        assert log.engine._updater.lag_bytes() <= 1 << 20
 
 
 class Vanishing(tuple[Any, ...]):
@@ -124,11 +124,11 @@ def test_stores_that_are_removed_meanwhile_lag_by_what_they_lacked(
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
         log.append(rows(("a", "1")))
         log.engine.catch_up()
-        kept = log.engine._keeper._kept
+        kept = log.engine._updater._kept
         there = Vanishing(kept._stores)
         there.kept = kept
         kept._stores, kept._done = there, [None]
-        found = ask(log.engine._keeper)
+        found = ask(log.engine._updater)
         assert found in ({0: 0}, 0)
         kept._stores = tuple(there)
 
@@ -152,7 +152,7 @@ def test_an_opening_that_fails_after_the_writer_is_there_keeps_no_lock(
         patch.setattr(engine, where, failing)
         with pytest.raises(ZeroDivisionError):
             Changelog.open(path)
-    assert not engine._hosts
+    assert not engine._engines
     # As another process, which no table of open changelogs helps.
     open_writer(QUICK, path, None, Clock(), steal=False).close()
     _opened(path)

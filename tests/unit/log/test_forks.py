@@ -70,8 +70,8 @@ def held_everywhere(log: Changelog):  # type: ignore[no-untyped-def]
 
     locks = [
         log.engine.transactions, log.engine.writer.exclusive, log.engine.writer.garbage._lock,
-        engines._hosts_lock, pool.POOL._changed, log.engine.cleaning._changed,
-        log.engine._keeper._changed, log.engine.chores,
+        engines._engines_lock, pool.POOL._changed, log.engine.cleaning._changed,
+        log.engine._updater._changed, log.engine.chores,
     ]  # fmt: skip
     done = threading.Event()
     ready = threading.Semaphore(0)

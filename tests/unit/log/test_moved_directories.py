@@ -238,7 +238,7 @@ def test_a_directory_that_was_moved_can_be_opened_where_it_is_now(tmp_path: Path
     log.close()
     assert restore(tmp_path / "moved").to_dict() == {b"a": b"1", b"b": b"1"}
     assert not (tmp_path / "log").exists()
-    assert not engine._hosts
+    assert not engine._engines
 
 
 def test_an_empty_list_of_claims_proves_nothing(tmp_path: Path) -> None:

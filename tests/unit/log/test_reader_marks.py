@@ -149,7 +149,7 @@ def test_a_file_that_is_replaced_while_the_views_are_looked_at_waits(tmp_path: P
             if self.armed and path.name == "readers":
                 self.armed = False
                 came.append(Changelog.open(tmp_path / "log", mode="r"))
-                garbage.add(log.state.n + 1, [directory / "late"])
+                garbage.add(log.state.seq + 1, [directory / "late"])
             return found
 
     came: list[Changelog] = []
@@ -159,7 +159,7 @@ def test_a_file_that_is_replaced_while_the_views_are_looked_at_waits(tmp_path: P
         garbage, directory = log.engine.writer.garbage, tmp_path / "log" / "0"
         for name in ("early", "late"):
             (directory / name).write_bytes(b"")
-        garbage.add(log.state.n, [directory / "early"])
+        garbage.add(log.state.seq, [directory / "early"])
         files.armed = True
         for _ in range(2):
             garbage.collect()
@@ -175,7 +175,7 @@ def test_what_waits_for_a_reader_that_stays_costs_little_at_each_look(tmp_path: 
     """Comparing each file that waits with each other took seconds where there are thousands."""
     with Changelog.open(tmp_path / "log", config=BY_HAND) as log:
         log.append(rows(("a", "1")))
-        garbage, n = log.engine.writer.garbage, log.state.n
+        garbage, n = log.engine.writer.garbage, log.state.seq
         with Changelog.open(tmp_path / "log", mode="r"):
             for number in range(20_000):
                 garbage.add(n + 1 + number, [tmp_path / "log" / "0" / f"{number}"])

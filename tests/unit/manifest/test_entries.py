@@ -66,7 +66,7 @@ def test_what_is_read_and_written_again_is_the_same_line(states_and_root: tuple[
         if line["t"] == "checkpoint":
             again = CheckpointEntry.from_line(line).to_line()
         else:
-            again = line_of(line["n"], entries.KINDS[line["t"]].from_json(line))
+            again = line_of(line["seq"], entries.KINDS[line["t"]].from_json(line))
         assert encode_line(again) == encode_line(line)
     assert seen == {*entries.KINDS, "checkpoint"}
 
@@ -76,7 +76,7 @@ def test_the_writer_has_the_state_that_a_reader_makes_of_its_lines(
 ) -> None:
     """The writer applies entries, a reader what was written of them."""
     states, root = states_and_root
-    by_number = {state.n: state for state in states}
+    by_number = {state.seq: state for state in states}
     state, compared = None, 0
     for line in lines(root):
         if line["t"] == "checkpoint":
@@ -84,8 +84,8 @@ def test_the_writer_has_the_state_that_a_reader_makes_of_its_lines(
             continue
         assert state is not None
         state = entries.apply_line(state, line)
-        if state.n in by_number and state.epoch == by_number[state.n].epoch:
-            assert state == by_number[state.n]
+        if state.seq in by_number and state.epoch == by_number[state.seq].epoch:
+            assert state == by_number[state.seq]
             compared += 1
     assert compared > 40
     assert View(LOCAL, root).state == state
@@ -104,8 +104,8 @@ def test_a_line_without_one_of_its_fields_makes_no_sense(
 ) -> None:
     """Nothing is guessed; what may be missing is in the table of docs/format.md with a question mark."""
     line = next(line for line in lines(states_and_root[1]) if line["t"] == kind)
-    for field in set(line) - {"n", "t", "unanchor", "keep"}:
+    for field in set(line) - {"seq", "t", "unanchor", "keep"}:
         with pytest.raises(KeyError):
             entries.KINDS[kind].from_json({k: v for k, v in line.items() if k != field})
     with pytest.raises(ValueError, match="was expected"):
-        entries.apply_line(empty(3, 1, n=line["n"]), line)
+        entries.apply_line(empty(3, 1, seq=line["seq"]), line)

@@ -297,7 +297,7 @@ def test_what_is_skipped_on_purpose_is_no_gap() -> None:
 
 
 def pinned(anchor: Anchor, **commit: Any) -> State:
-    return replace(state(**commit), n=21, anchors={anchor.name: anchor})
+    return replace(state(**commit), seq=21, anchors={anchor.name: anchor})
 
 
 PIN = Anchor("r", 9, (7,), "app")

@@ -27,7 +27,7 @@ ID = "c0ffee"
 
 
 def anchor(n: int) -> Line:
-    return {"n": n, "t": "anchor", "name": f"a{n}", "commit": 1, "ends": [0], "app": ""}
+    return {"seq": n, "t": "anchor", "name": f"a{n}", "commit": 1, "ends": [0], "app": ""}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def journal(tmp_path: Path) -> Path:
     """Epoch 1 with a checkpoint (line 1) and the anchors of lines 2 to 5, all published."""
     (tmp_path / filenames.MANIFEST).mkdir()
     writer = JournalWriter(LOCAL, tmp_path, 1)
-    writer.append(CheckpointEntry(empty(1, 1, n=1), ID).to_line())
+    writer.append(CheckpointEntry(empty(1, 1, seq=1), ID).to_line())
     writer.publish(1)
     for n in range(2, 6):
         writer.append(anchor(n))
@@ -56,12 +56,12 @@ def load(root: Path) -> State | None:
 
 
 def test_a_line_is_its_checksum_and_its_json() -> None:
-    assert encode_line({"n": 7})[9:] == b'{"n":7}\n'
-    assert decode_line(encode_line({"n": 7})[:-1]) == {"n": 7}
+    assert encode_line({"seq": 7})[9:] == b'{"seq":7}\n'
+    assert decode_line(encode_line({"seq": 7})[:-1]) == {"seq": 7}
 
 
 def test_a_line_with_any_flipped_bit_is_refused() -> None:
-    raw = encode_line({"n": 7, "t": "anchor"})[:-1]
+    raw = encode_line({"seq": 7, "t": "anchor"})[:-1]
     for i in range(len(raw)):
         for bit in range(8):
             flipped = bytearray(raw)
@@ -72,14 +72,14 @@ def test_a_line_with_any_flipped_bit_is_refused() -> None:
 def test_the_whole_journal_is_read_back(journal: Path) -> None:
     state = load(journal)
     assert state is not None
-    assert (state.n, sorted(state.anchors)) == (5, ["a2", "a3", "a4", "a5"])
+    assert (state.seq, sorted(state.anchors)) == (5, ["a2", "a3", "a4", "a5"])
 
 
 def test_readers_stop_at_the_head(journal: Path) -> None:
     path = filenames.journal(journal, 1)
     path.write_bytes(path.read_bytes() + encode_line(anchor(6)))
-    assert read_durable(LOCAL, journal, 1, ID, head_of(journal)).state.n == 5
-    assert load(journal).n == 6  # type: ignore[union-attr]  # recovery takes what is whole
+    assert read_durable(LOCAL, journal, 1, ID, head_of(journal)).state.seq == 5
+    assert load(journal).seq == 6  # type: ignore[union-attr]  # recovery takes what is whole
 
 
 def test_a_reader_that_follows_reads_only_what_is_new(journal: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_reader_that_follows_reads_only_what_is_new(journal: Path) -> None:
 
     before = read_durable(LOCAL, journal, 1, ID, Head(at, 3, crc32c(data[:at])))
     after = read_further(LOCAL, journal, 1, ID, head, before)
-    assert (before.state.n, after.state.n, after.crc) == (3, 5, head.crc)
+    assert (before.state.seq, after.state.seq, after.crc) == (3, 5, head.crc)
 
 
 @pytest.mark.parametrize("cut", [1, 9, 30])
@@ -101,7 +101,7 @@ def test_a_torn_line_behind_the_head_is_cut_off_and_counted(journal: Path, cut: 
     path.write_bytes(whole + encode_line(anchor(6))[:cut])
     loaded = read_journal(LOCAL, journal, 1, ID, head_of(journal))
     assert loaded is not None
-    assert (loaded.state.n, loaded.length, loaded.torn) == (5, len(whole), cut)
+    assert (loaded.state.seq, loaded.length, loaded.torn) == (5, len(whole), cut)
 
 
 def test_a_journal_shorter_than_its_head_is_damage(journal: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_journal_of_another_changelog_is_refused(journal: Path) -> None:
 
 
 def test_a_later_format_is_refused(journal: Path) -> None:
-    line = CheckpointEntry(empty(1, 1, n=1), ID).to_line()
+    line = CheckpointEntry(empty(1, 1, seq=1), ID).to_line()
     line["version"] = 99
     filenames.journal(journal, 1).write_bytes(encode_line(line))
     filenames.head(journal, 1).unlink()
@@ -171,7 +171,7 @@ def test_a_torn_head_leaves_the_other_slot(journal: Path) -> None:
         path.write_bytes(torn)
         left = read_head(LOCAL, path)
         assert left is not None
-        assert left.n in (newest.n, newest.n - 1)
+        assert left.seq in (newest.seq, newest.seq - 1)
 
 
 def test_an_epoch_is_claimed_once(journal: Path) -> None:

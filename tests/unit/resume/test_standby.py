@@ -131,7 +131,7 @@ def test_it_returns_with_complete_last_values(path: Path, log: Changelog) -> Non
         log.append(table(**{f"k{i}": "1" for i in range(20_000)}))
         log.close()
         with waiting.result() as mine:
-            assert mine.engine._keeper.lag() == {0: 0, 1: 0}
+            assert mine.engine._updater.lag() == {0: 0, 1: 0}
             assert len(values(mine)) == 20_003
 
 
@@ -256,7 +256,7 @@ def test_a_delete_that_was_dropped_after_a_later_one_is_not_missed(path: Path) -
         log.append(table(a="1", b="1", c="1"))
         with Standby(path, files=files) as standby:
             eventually(lambda: is_warm(standby))
-            seen = standby._keeper._kept._seen[0]
+            seen = standby._updater._kept._seen[0]
             with asleep(files):
                 log.append(table(a=None, x="1"))
                 log.compact()
@@ -265,7 +265,7 @@ def test_a_delete_that_was_dropped_after_a_later_one_is_not_missed(path: Path) -
                 log.compact()
                 assert log.state.partitions[0].dropped_tombstone == 3
             eventually(lambda: is_warm(standby))
-            assert standby._keeper._kept._seen[0] >= log.state.partitions[0].dropped_at > seen
+            assert standby._updater._kept._seen[0] >= log.state.partitions[0].dropped_at > seen
             log.close()
             with standby.take_over(timeout=60) as mine:
                 assert values(mine) == {"b": "1", "c": "1", "x": "1", "y": "1"}

@@ -90,7 +90,7 @@ def test_a_first_batch_that_began_below_a_dropped_delete_comes_again(tmp_path: P
         log.append(table(("a", None), ("c", "1")))
         clean(log)
         clean(log)
-        position = {"keyfold": log.identity.uuid, "offsets": {"0": 1}, "snapshot": {"0": log.state.n}}
+        position = {"keyfold": log.identity.uuid, "offsets": {"0": 1}, "snapshot": {"0": log.state.seq}}
         driver = Driver(log.path, {"startingOffsets": json.dumps(position)})
         assert keys(driver.trigger()) == {b"b", b"c"}
         assert keys(restarted(driver, 0, startingOffsets="latest")) == {b"b", b"c"}

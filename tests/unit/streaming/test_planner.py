@@ -218,7 +218,7 @@ def test_a_task_that_reads_keeps_its_lease_alive(path: Path) -> None:
             while json.loads(lease.read_bytes())["expires_ms"] < before["expires_ms"] + 300:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-        assert json.loads(lease.read_bytes())["n"] == before["n"]
+        assert json.loads(lease.read_bytes())["seq"] == before["seq"]
         assert not [t for t in threading.enumerate() if t.name == "keyfold-lease"]
 
 
@@ -247,7 +247,7 @@ def test_tasks_that_renew_one_lease_at_once_leave_it_whole(path: Path) -> None:
         def renew() -> None:
             try:
                 for _ in range(40):
-                    assert leases.renew(LOCAL, path, lease, lease.n) is not None
+                    assert leases.renew(LOCAL, path, lease, lease.seq) is not None
             except BaseException as e:
                 broken.append(e)
 

@@ -44,7 +44,7 @@ def _first(line: dict[str, Any]) -> dict[str, Any]:
         (lambda x: x.pop("apps"), "invalid content"),
         (lambda x: x.update(changelog="0" * 32), "another changelog"),
         (lambda x: x.update(epoch=99), "epoch differs from its name"),
-        (lambda x: x.update(n=99), "names another line"),
+        (lambda x: x.update(seq=99), "names another line"),
         (lambda x: x["partitions"].pop(), "changelog.json disagree"),
         (lambda x: x["commits"].reverse(), "out of order"),
         (lambda x: x.update(next_commit=2), "beyond the log's end"),

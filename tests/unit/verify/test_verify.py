@@ -69,7 +69,7 @@ def test_a_sound_changelog_is_found_sound_with_all_its_records(either: Path) -> 
     assert (found.damages, found.notes, found.unnamed) == ([], [], [])
     with Changelog.open(either, mode="r") as log:
         assert found.checked.records == sum(b.num_rows for p in range(2) for b in log.read(p)) > 0
-        assert found.line == log.state.n
+        assert found.line == log.state.seq
     assert found.checked.files == 3 + sum(1 for _ in either.glob("*/*.arrows")) + sum(
         1 for _ in either.glob("*/*.index")
     )
@@ -102,7 +102,7 @@ def test_nothing_that_a_writer_does_is_taken_for_damage(
                 log.close()
                 log = Changelog.open(root)
             elif step == "anchor" and log.state.commits:
-                log.anchor(f"at {log.state.n}")
+                log.anchor(f"at {log.state.seq}")
             elif step == "drop" and log.anchors():
                 log.drop_anchor(next(iter(log.anchors())))
         assert verify(root).damages == []
