@@ -95,6 +95,7 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
         NotAChangelog: `changelog.json` does not exist.
         Damaged: its checksum or its content is wrong.
         FormatTooNew: a later version of keyfold made it.
+        SchemaMismatch: its keys have an encoding that this version of keyfold does not read.
     """
     path = root / filenames.IDENTITY
     try:
@@ -117,7 +118,7 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
                 expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
             )  # fmt: skip
         _check_crc(raw, fields["crc32c"])
-        columns = None if fields["schema"] is None else Columns.from_json(fields["schema"])
+        columns = None if fields["schema"] is None else Columns.from_json(fields["schema"], path=path)
         config = LogConfig().with_changes(fields["config"])
         snapshot = bool(fields.get("snapshot", False))
         uuid, app = str(fields["uuid"]), str(fields["app"])
