@@ -332,7 +332,9 @@ class Changelog:
             state = stack.enter_context(self.pinned())
             if follow and offset is not None:
                 check_no_missed_delete(state, self.path, partition, offset)
-            batches = reader.read_partition(self.files, self.path, state, partition, offset, to)
+            batches = reader.read_partition(
+                self.files, self.path, state, partition, offset, to, values=self.identity.value_type
+            )
             return reader.Records(batches, stack.pop_all())
 
     def get(self, key: bytes) -> bytes | None:
@@ -346,7 +348,9 @@ class Changelog:
         self._check_open()
         if self._store is not None:
             return self._store.get(key)
-        return reader.last_value(self.files, self.path, self.state, self.partition(key), key)
+        values = self.identity.value_type
+        found = reader.last_value(self.files, self.path, self.state, self.partition(key), key, values)
+        return None if found is None else found[0].as_py()
 
     def store(self) -> ReadOnlyStore:
         """The last values: get, get_all, range, prefix, all.
@@ -366,6 +370,7 @@ class Changelog:
                     filenames.partition(self.path, partition),
                     p.segments,
                     p.end,
+                    self.identity.value_type,
                     p.unique_below,
                 )
             )

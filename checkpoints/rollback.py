@@ -83,6 +83,7 @@ def _cut(
     if not out or out[0].base >= end:
         return out, []
     directory = filenames.partition(writer.root, partition)
-    kept = read_segments(writer.files, directory, (out[0],), out[0].base, end)
+    values = writer.identity.value_type
+    kept = read_segments(writer.files, directory, (out[0],), out[0].base, end, values)
     cut = (replace(out[0], next=end),)
     return out, rewrite_segments(writer, partition, cut, kept, lambda size: None, made)

@@ -32,7 +32,7 @@ from keyfold.checkpoints.manifest.entries import SwapEntry
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import StorageFailed, ViewExpired
-from keyfold.statestore.segment.block import RECORD_SCHEMA
+from keyfold.statestore.segment.block import record_schema
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment, SegmentWriter
 
@@ -132,6 +132,8 @@ class CleanPass:
         self._spill_all = spill_all
         self._config = writer.identity.config
         self._directory = filenames.partition(writer.root, partition)
+        #: a column may be added during the pass; what it writes does not have it then
+        self._values = writer.identity.value_type
         #: the partition must still be this, except for new segments, when a group is published
         self._expected = p
         self._mapped = (0, 0)
@@ -229,7 +231,7 @@ class CleanPass:
 
     def _source(self, groups: list[tuple[Segment, ...]]) -> Callable[[], Iterator[pa.RecordBatch]]:
         """The records of the groups, with an empty batch after each group."""
-        empty = pa.RecordBatch.from_pylist([], schema=RECORD_SCHEMA)
+        empty = pa.RecordBatch.from_pylist([], schema=record_schema(self._values))
 
         def source() -> Iterator[pa.RecordBatch]:
             for group in groups:
@@ -256,7 +258,7 @@ class CleanPass:
             yield batch
 
     def _reader(self, segment: Segment) -> SegmentReader:
-        return SegmentReader(self._writer.files, self._directory, segment)
+        return SegmentReader(self._writer.files, self._directory, segment, self._values)
 
     def _account(self, segment: Segment, batch: pa.RecordBatch) -> None:
         self._pace(round(segment.size / max(segment.records, 1) * batch.num_rows))

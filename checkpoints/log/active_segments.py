@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+import pyarrow as pa
+
 from keyfold.checkpoints.log.descriptors import is_too_many, too_many_files
 from keyfold.checkpoints.log.ownership import Ownership
 from keyfold.checkpoints.manifest.config import LogConfig
@@ -70,8 +72,10 @@ class ActiveSegments:
 
     # -- appending ---------------------------------------------------------------------------------
 
-    def begin(self, partition: int, base: int) -> SegmentWriter:
-        """A new file in a partition's directory. It is not part of the log until a manifest line names it."""
+    def begin(self, partition: int, base: int, schema: pa.Schema) -> SegmentWriter:
+        """A new file in a partition's directory, for blocks of `schema`. It is not part of the log until a
+        manifest line names it.
+        """
         writer = self._writer
         with self._number_lock:
             self._segment_number += 1
@@ -79,7 +83,7 @@ class ActiveSegments:
         writer.ownership.check_place(NOTHING_COMMITTED)
         name = filenames.segment_name(base, writer.state.epoch, number)
         directory = filenames.partition(writer.root, partition)
-        return SegmentWriter(writer.files, directory, name, base, writer.clock_ms())
+        return SegmentWriter(writer.files, directory, name, base, writer.clock_ms(), schema)
 
     def append(self, parts: Mapping[int, BlockFactory]) -> dict[int, list[Growth]]:
         """Append blocks to the active segments and sync them. Returns what the commit line says of each
@@ -126,14 +130,19 @@ class ActiveSegments:
         pieces: list[Growth] = []
         next_offset = p.end
         grown = new_file = False
+        schema = self._writer.identity.record_schema
         for block in blocks(next_offset):
-            if active is not None and current is not None and self._is_full(current):
+            if (
+                active is not None
+                and current is not None
+                and (self._is_full(current) or active.schema != schema)
+            ):
                 self._writer.ownership.check_place(NOTHING_COMMITTED)
                 pieces.append(Growth.of(active.seal(current), begun=current.name != named))
                 active = None
                 new_file = True
             if active is None:
-                active = self._active[partition] = self.begin(partition, next_offset)
+                active = self._active[partition] = self.begin(partition, next_offset, schema)
                 new_file = True
             next_offset = block.last + 1
             current = active.append([block], next_offset)

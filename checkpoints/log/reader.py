@@ -32,23 +32,34 @@ def looked_at(root: Path) -> Iterator[None]:
         ) from e  # fmt: skip
 
 
-def last_value(files: Files, root: Path, state: State, partition: int, key: bytes) -> bytes | None:
-    """The last value of a key, searched from the newest segment on. Raises `Damaged`, `ViewExpired`."""
+def last_value(
+    files: Files, root: Path, state: State, partition: int, key: bytes, values: pa.DataType
+) -> pa.Array | None:
+    """The last value of a key as an array of one, searched from the newest segment on.
+
+    Raises `Damaged`, `ViewExpired`.
+    """
     directory = filenames.partition(root, partition)
     for segment in reversed(state.partitions[partition].segments):
-        found: bytes | None = None
-        hit = False
-        for batch in read_segments(files, directory, (segment,), segment.base, segment.next):
+        found: pa.Array | None = None
+        for batch in read_segments(files, directory, (segment,), segment.base, segment.next, values):
             rows = pc.indices_nonzero(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())))
             if len(rows):
-                hit, found = True, batch.column("value")[rows[-1].as_py()].as_py()
-        if hit:
-            return found
+                found = batch.column("value").slice(rows[-1].as_py(), 1)
+        if found is not None:
+            return found if found.is_valid()[0].as_py() else None
     return None
 
 
 def read_partition(
-    files: Files, root: Path, state: State, partition: int, offset: int | None = None, to: int | None = None
+    files: Files,
+    root: Path,
+    state: State,
+    partition: int,
+    offset: int | None = None,
+    to: int | None = None,
+    *,
+    values: pa.DataType,
 ) -> Iterator[pa.RecordBatch]:
     """Committed records of a partition from `offset` (default: the log start offset) up to, but not
     including, `to`. If the record at `offset` was compacted away, reading begins at the next higher offset.
@@ -78,7 +89,7 @@ def read_partition(
             found=offset,
             remedy="read from an offset that exists, or wait until the offset is committed",
         )
-    return read_segments(files, filenames.partition(root, partition), p.segments, offset, to)
+    return read_segments(files, filenames.partition(root, partition), p.segments, offset, to, values)
 
 
 class Records(Iterator[pa.RecordBatch]):

@@ -31,8 +31,14 @@ class Rereading:
     without a name.
     """
 
-    def __init__(self, files: Files, directory: Path, segments: tuple[Segment, ...]) -> None:
-        self._readers = [SegmentReader(files, directory, segment) for segment in segments]
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        segments: tuple[Segment, ...],
+        values: pa.DataType | None = None,
+    ) -> None:
+        self._readers = [SegmentReader(files, directory, segment, values) for segment in segments]
         self._mapped = (0, 0)
         self._directory = temporary()
         self._spill = KeySpill(files if files.has_locks else LOCAL, self._directory, nameless=True)
@@ -80,15 +86,17 @@ def state_batches(
     directory: Path,
     segments: tuple[Segment, ...],
     end: int,
+    values: pa.DataType,
     unique_below: int = 0,
     selection: Selection | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The last record of each key of one partition below offset `end`, without deletes, in offset order.
 
-    `unique_below`: below that offset each key occurs once, see `PartitionState.unique_below`.
+    `values`: the type of the values, see `SegmentReader`. `unique_below`: below that offset each key occurs
+    once, see `PartitionState.unique_below`.
     """
     below = min(unique_below, end)
-    with Rereading(files, directory, segments) as read:
+    with Rereading(files, directory, segments, values) as read:
 
         def batches(offset: int) -> Iterator[pa.RecordBatch]:
             found = read.between(offset, end)

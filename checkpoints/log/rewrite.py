@@ -48,7 +48,7 @@ def rewrite_segments(
             sealed.append(current.seal(replace(current.segment, next=first)))
             base, current = first, None
         if current is None:
-            current = writer.new_segment(partition, base)
+            current = writer.new_segment(partition, base, batch.schema)
             made.append(current)
         data = encode(batch, config.codec)
         pace(data.size)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from keyfold.checkpoints.log.active_segments import NOTHING_COMMITTED, ActiveSegments, BlockFactory
 from keyfold.checkpoints.log.descriptors import Reserve
 from keyfold.checkpoints.log.ownership import Ownership, remove_journals_below
@@ -178,9 +180,9 @@ class Writer:
                 self._acknowledge(entry)
                 self._roll_if_long()
 
-    def new_segment(self, partition: int, base: int) -> SegmentWriter:
+    def new_segment(self, partition: int, base: int, schema: pa.Schema) -> SegmentWriter:
         """A new, not active segment file of a partition. It is not in the log until a line names it."""
-        return self._active.begin(partition, base)
+        return self._active.begin(partition, base, schema)
 
     def replace_identity(self, identity: ChangelogMeta) -> None:
         """Replace `changelog.json`, if no other writer has taken over."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from crc32c import crc32c
 
 from keyfold.checkpoints.manifest.config import LogConfig
@@ -21,7 +22,7 @@ from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, Damaged, FormatTooNew, NotAChangelog
 from keyfold.statestore.files import Files
 from keyfold.statestore.schema.columns import Columns
-from keyfold.statestore.segment.block import FORMAT_VERSION
+from keyfold.statestore.segment.block import FORMAT_VERSION, record_schema
 
 PARTITIONER: Final = "pmod(xxhash64(key, 42), partitions)"
 PARTITIONS_MAX: Final = 10_000
@@ -44,6 +45,16 @@ class ChangelogMeta:
     config: LogConfig
     app: str
     snapshot: bool = False
+
+    @property
+    def value_type(self) -> pa.DataType:
+        """The type of the values of its records: `binary`, or a struct of the value columns."""
+        return pa.binary()
+
+    @property
+    def record_schema(self) -> pa.Schema:
+        """The schema of the segments that are written now."""
+        return record_schema(self.value_type)
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {

@@ -140,6 +140,7 @@ class RestoredState:
         self.ends = ends
         self.partitions = partitions
         self.columns = view.identity.columns
+        self._values = view.identity.value_type
         self._begins = begins
         self._selection = selection
         self._files = files
@@ -361,14 +362,16 @@ class RestoredState:
         directory = filenames.partition(self.path, partition)
         if self._begins is None:
             below = p.unique_below
-            return state_batches(self._files, directory, p.segments, end, below, self._selection)
+            return state_batches(
+                self._files, directory, p.segments, end, self._values, below, self._selection
+            )
         begin = min(self._begins[partition], end)
         return self._changes(directory, p.segments, begin, end)
 
     def _changes(
         self, directory: Path, segments: tuple[Segment, ...], begin: int, end: int
     ) -> Iterator[pa.RecordBatch]:
-        with Rereading(self._files, directory, segments) as read:
+        with Rereading(self._files, directory, segments, self._values) as read:
 
             def source() -> Iterator[pa.RecordBatch]:
                 return self._selection.of_batches(read.between(begin, end))

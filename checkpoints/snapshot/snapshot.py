@@ -33,7 +33,7 @@ from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.block import encode
-from keyfold.statestore.segment.reader import SegmentReader, read_segments
+from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment, SegmentWriter, block_of
 
 #: Bytes of a file that are read, verified and written at a time.
@@ -270,10 +270,13 @@ class _Taking:
             # Of an earlier, failed attempt: no snapshot has this number.
             with contextlib.suppress(FileNotFoundError):
                 self._to.files.unlink(target / file)
-        writer = SegmentWriter(self._to.files, target, name, segment.base, segment.created_ms)
+        reader = SegmentReader(self._source.files, directory, segment)
+        writer = SegmentWriter(
+            self._to.files, target, name, segment.base, segment.created_ms, reader.schema()
+        )
         with contextlib.closing(writer):
             grown = writer.segment
-            for batch in read_segments(self._source.files, directory, (segment,), segment.base, end):
+            for batch in reader.batches(segment.base, end):
                 self._check()
                 data = encode(batch, self._identity.config.codec)
                 grown = writer.append([block_of(batch, data)], batch.column("offset")[-1].as_py() + 1)

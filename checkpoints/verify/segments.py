@@ -20,7 +20,7 @@ from keyfold.statestore.errors import Damaged, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.keys.partitioner import partitions_of
 from keyfold.statestore.schema.columns import Columns
-from keyfold.statestore.segment.block import END_OF_STREAM, block_lengths, decode
+from keyfold.statestore.segment.block import END_OF_STREAM, block_lengths, decode, schema_of
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
 
@@ -90,6 +90,7 @@ class _Check:
         self._path = directory / segment.name
         self._counted = Counted()
         self._whole = True
+        self._schema: pa.Schema | None = None
         self._last = segment.base - 1
         #: the next offset at which a record must exist
         self._dense = max(segment.base, clean_end)
@@ -151,7 +152,7 @@ class _Check:
     def _indexed(
         self, data: pa.Buffer, entries: npt.NDArray[np.void], header_bytes: int, header_crc: int
     ) -> None:
-        self._compare(data, 0, header_bytes, header_crc, 0)
+        self._header(data, header_bytes, header_crc)
         position = header_bytes
         for entry in entries:
             start, length = int(entry["position"]), int(entry["length"])
@@ -180,11 +181,23 @@ class _Check:
     def _marked(self, data: pa.Buffer) -> None:
         marks = self._segment.marks
         if marks:
-            self._compare(data, 0, marks[0].position, marks[0].crc, 0)
+            self._header(data, marks[0].position, marks[0].crc)
         for before, mark in pairwise(marks):
             part = self._compare(data, before.position, mark.position - before.position, mark.crc, before.crc)
             for start, block in self._blocks(part, before.position):
                 self._decoded(block, start)
+
+    def _header(self, data: pa.Buffer, length: int, crc: int) -> None:
+        """The schema message. Its blocks are decoded only if it is one of this changelog."""
+        header = self._compare(data, 0, length, crc, 0)
+        if header is None:
+            return
+        try:
+            schema = schema_of(header)
+        except ValueError as e:
+            self._wrong("byte 0", "A segment does not begin with its schema.", "a schema message", str(e))
+            return
+        self._schema = schema
 
     def _blocks(self, data: pa.Buffer | None, position: int) -> Iterator[tuple[int, pa.Buffer]]:
         if data is None:
@@ -215,8 +228,10 @@ class _Check:
     # -- records ---------------------------------------------------------------------------------------------
 
     def _decoded(self, block: pa.Buffer, position: int) -> pa.RecordBatch | None:
+        if self._schema is None:
+            return None
         try:
-            batch = decode(block, own=False)
+            batch = decode(block, self._schema, own=False)
         except (pa.ArrowException, OSError) as e:
             self._senseless(position, e)
             return None

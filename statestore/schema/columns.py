@@ -296,6 +296,11 @@ class Columns:
         return [f for f in self.schema_json["fields"] if f["name"] not in self.keys]
 
     @cached_property
+    def value_type(self) -> pa.StructType:
+        """The type of values: a struct of the value columns, each of which may be null."""
+        return pa.struct(list(self._value_schema))
+
+    @cached_property
     def _arrow_schema(self) -> pa.Schema:
         return spark_types.arrow_schema(self.schema_json["fields"])
 

@@ -77,7 +77,8 @@ def schema_ids(rows: pa.Array) -> npt.NDArray[np.uint16]:
     """The id of the schema of each row. Raises `ValueError` if a row is null or has none."""
     spans = _Spans.of(rows, 0)
     spans.check(SCHEMA_ID_BYTES)
-    return spans.first(SCHEMA_ID_BYTES).view("<u2")[:, 0]
+    ids: npt.NDArray[np.uint16] = spans.first(SCHEMA_ID_BYTES).view("<u2")[:, 0]
+    return ids
 
 
 def _with_nulls(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
@@ -129,7 +130,8 @@ def _fixed(column: pa.Array) -> _Bytes:
     if pa.types.is_null(kind):
         return np.zeros((rows, 0), np.uint8)
     if pa.types.is_boolean(kind):
-        return column.fill_null(False).cast(pa.uint8()).to_numpy().reshape(rows, 1)
+        flags: _Bytes = column.fill_null(False).cast(pa.uint8()).to_numpy()
+        return flags.reshape(rows, 1)
     width = int(kind.bit_width) // 8
     data = np.frombuffer(column.buffers()[1] or b"", np.uint8)
     found = data[column.offset * width : (column.offset + rows) * width].reshape(rows, width)
@@ -188,7 +190,8 @@ def _null_bits(elements: pa.Array, offsets: _Ints) -> pa.Array:
 def _bit_places(counts: _Ints, starts: _Ints) -> _Ints:
     """Where the bit of each element is, if the bits of each array begin at byte `starts`."""
     before = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) + np.repeat(8 * starts[:-1] - before, counts)
+    places: _Ints = np.arange(int(counts.sum())) + np.repeat(8 * starts[:-1] - before, counts)
+    return places
 
 
 # -- decoding ------------------------------------------------------------------------------------------------
@@ -359,7 +362,8 @@ def _parts(packed: pa.Array) -> tuple[_Ints, _Bytes]:
 def _lengths(packed: pa.Array) -> _Ints:
     """Of `binary`; 0 for null."""
     lengths = pc.binary_length(packed)
-    return (lengths.fill_null(0) if lengths.null_count else lengths).to_numpy().astype(np.int64)
+    found: npt.NDArray[np.int32] = (lengths.fill_null(0) if lengths.null_count else lengths).to_numpy()
+    return found.astype(np.int64)
 
 
 def _packed(rows: _Bytes) -> pa.Array:

@@ -16,6 +16,7 @@ Arrow's format has no checksum. The caller verifies the CRC32C of all bytes befo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -32,20 +33,48 @@ HEADERS_TYPE: Final = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 )
 
-#: The schema of every segment. Its metadata holds the magic and the version.
-RECORD_SCHEMA: Final = pa.schema(
-    [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("ms"), nullable=False),
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("value", pa.binary()),
-        pa.field("headers", HEADERS_TYPE),
-    ],
-    metadata={"keyfold.magic": "segment", "keyfold.version": str(FORMAT_VERSION)},
-)
+_METADATA: Final = {"keyfold.magic": "segment", "keyfold.version": str(FORMAT_VERSION)}
 
-#: The schema message at the start of every segment.
-STREAM_HEADER: Final[bytes] = RECORD_SCHEMA.serialize().to_pybytes()
+
+@functools.lru_cache(maxsize=64)
+def record_schema(values: pa.DataType) -> pa.Schema:
+    """The schema of a segment whose values have this type: `binary`, or a struct of typed columns. Its
+    metadata holds the magic and the version.
+    """
+    return pa.schema(
+        [
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.timestamp("ms"), nullable=False),
+            pa.field("key", pa.binary(), nullable=False),
+            pa.field("value", values),
+            pa.field("headers", HEADERS_TYPE),
+        ],
+        metadata=_METADATA,
+    )
+
+
+#: The schema of the segments of a changelog of raw bytes.
+RECORD_SCHEMA: Final = record_schema(pa.binary())
+
+
+@functools.lru_cache(maxsize=64)
+def stream_header(schema: pa.Schema) -> bytes:
+    """The schema message at the start of every segment."""
+    header: bytes = schema.serialize().to_pybytes()
+    return header
+
+
+def schema_of(header: pa.Buffer) -> pa.Schema:
+    """The schema in the schema message of a segment. Raises `ValueError` if it is not that of a segment."""
+    try:
+        schema = pa.ipc.read_schema(header)
+        expected = record_schema(schema.field("value").type)
+    except (pa.ArrowInvalid, KeyError, OSError) as e:
+        raise ValueError("not the schema message of a segment") from e
+    if not schema.equals(expected, check_metadata=True):
+        raise ValueError("the schema message of something else")
+    return expected
+
 
 #: Arrow's end-of-stream mark, written when a segment is sealed.
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -75,11 +104,11 @@ def no_headers(count: int) -> pa.Array:
 def record_batch(
     offsets: npt.NDArray[np.int64], timestamps: pa.Array, keys: pa.Array, values: pa.Array, headers: pa.Array
 ) -> pa.RecordBatch:
-    """A batch of `RECORD_SCHEMA` from columns of equal length."""
+    """A batch of `record_schema` from columns of equal length."""
     if headers.null_count == len(headers):
         headers = no_headers(len(headers))
     return pa.RecordBatch.from_arrays(
-        [pa.array(offsets, pa.int64()), timestamps, keys, values, headers], schema=RECORD_SCHEMA
+        [pa.array(offsets, pa.int64()), timestamps, keys, values, headers], schema=record_schema(values.type)
     )
 
 
@@ -126,13 +155,14 @@ def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
     return whole.slice(header, whole.size - header - len(END_OF_STREAM))
 
 
-def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
+def decode(block: pa.Buffer, schema: pa.Schema = RECORD_SCHEMA, *, own: bool = True) -> pa.RecordBatch:
     """The records of one block whose checksum was verified. Zero-copy for an uncompressed block.
 
     Args:
+        schema: That of its segment.
         own: False for bytes from an untrusted source: then every offset and length in them is also validated.
     """
-    batch = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA)
+    batch = pa.ipc.read_record_batch(pa.ipc.read_message(block), schema)
     if not own:
         batch.validate(full=True)
     return batch
@@ -140,7 +170,7 @@ def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
 
 def decode_stream(data: pa.Buffer, position: int, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """The records of each block, starting with the block at `position`, in bytes that begin with
-    `STREAM_HEADER`. A block is read only when it is requested.
+    a schema message. A block is read only when it is requested.
 
     Unlike `decode`, this does not decompress the buffers of a block on several threads: most bytes are in one
     buffer, so that costs more than it saves.
@@ -175,7 +205,7 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
         BadRecord: The block's offsets are not 0, 1, 2, …: it is not a staged block.
     """
     placed: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8).copy()
-    records = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA).num_rows
+    records = size_of(block).records
     body = _PREFIX_BYTES + int(placed[4:8].view("<i4")[0])
     offsets = placed[body : body + 8 * records].view("<i8")
     if records and (int(offsets[0]) != 0 or int(offsets[-1]) != records - 1):

@@ -17,13 +17,14 @@ from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.block import (
     FORMAT_VERSION,
-    STREAM_HEADER,
     BlockSize,
     block_lengths,
     decode,
     decode_stream,
+    schema_of,
     size_of,
 )
+from keyfold.statestore.segment.projection import projected
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
 _KEY_NAMES: Final = ["offset", "key"]
@@ -31,16 +32,27 @@ _REMEDY: Final = "restore from a snapshot or a copy; `keyfold verify` lists all 
 
 
 class SegmentReader:
-    """Reads the committed records of one segment, and verifies checksums before Arrow reads the bytes."""
+    """Reads the committed records of one segment, and verifies checksums before Arrow reads the bytes.
 
-    def __init__(self, files: Files, directory: Path, segment: Segment) -> None:
+    Args:
+        values: The type that the values are given in. The segment may have fewer or more columns: those that
+            it lacks are null. None for the type in the segment.
+    """
+
+    def __init__(
+        self, files: Files, directory: Path, segment: Segment, values: pa.DataType | None = None
+    ) -> None:
         self.segment = segment
+        self._values = values
         self.path = directory / segment.name
         self._files = files
         self._index_path = directory / filenames.segment_index(segment.name)
         self._data: pa.Buffer | None = None
         self._compared: set[int] = set()
         self._compressed = False
+        self._schema: pa.Schema | None = None
+        #: length and CRC32C of the schema message
+        self._header: tuple[int, int] | None = None
 
     @property
     def mapped(self) -> tuple[int, int]:
@@ -73,8 +85,10 @@ class SegmentReader:
                 batch = next(stream)
             else:
                 # An uncompressed block is not copied, so reading all its columns costs the same.
-                batch = decode(block)
+                batch = decode(block, self.schema())
                 self._compressed = not _lies_in(batch, block)
+            if self._values is not None and not keys_only:
+                batch = projected(batch, self._values)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
             start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
             stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
@@ -85,7 +99,6 @@ class SegmentReader:
         """Decodes this block and the following ones, in step with `_blocks`: each is requested after its
         checksum was verified. Raises the same errors as `batches`.
         """
-        self._check_header()
         data = self._slice(0, self.segment.size)
         position = block.address - data.address
         if not keys_only or not self.segment.sealed:
@@ -114,13 +127,22 @@ class SegmentReader:
 
     def verify(self) -> None:
         """Verify every checksum of the segment and its schema message. Raises `Damaged`."""
-        self._check_header()
         for batch in self.batches(self.segment.base):
             batch.validate(full=True)
 
-    def _check_header(self) -> None:
-        if self._slice(0, len(STREAM_HEADER)).to_pybytes() != STREAM_HEADER:
-            raise self._damaged("byte 0", "the schema message of a segment", "other bytes")
+    def schema(self) -> pa.Schema:
+        """The schema of the blocks. Raises the same errors as `batches`."""
+        if self._schema is None:
+            if self.segment.sealed and self._header is None:
+                self.index()
+            length, crc = self._header or (self.segment.marks[0].position, self.segment.marks[0].crc)
+            header = self._slice(0, length)
+            self._compare(crc32c(header), crc, 0, length)
+            try:
+                self._schema = schema_of(header)
+            except ValueError as e:
+                raise self._damaged("byte 0", "the schema message of a segment", "other bytes") from e
+        return self._schema
 
     def _blocks(self, from_offset: int, to_offset: int) -> Iterator[pa.Buffer]:
         if self.segment.sealed:
@@ -160,7 +182,7 @@ class SegmentReader:
                 found=f"crc32c {found:08x}",
                 remedy=_REMEDY,
             )
-        magic, version, _, size, count, _, _ = INDEX_HEADER.unpack_from(data)
+        magic, version, _, size, count, header_bytes, header_crc = INDEX_HEADER.unpack_from(data)
         if magic != INDEX_MAGIC or size != self.segment.size:
             raise Damaged(
                 "The segment index belongs to another segment.",
@@ -175,6 +197,7 @@ class SegmentReader:
                 "The segment index was written by a later version of keyfold.", path=self._index_path,
                 expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
             )  # fmt: skip
+        self._header = header_bytes, header_crc
         return np.frombuffer(data, ENTRY, count, INDEX_HEADER.size)
 
     def _read_index(self) -> bytes:
@@ -224,9 +247,17 @@ def _lies_in(batch: pa.RecordBatch, block: pa.Buffer) -> bool:
 
 
 def read_segments(
-    files: Files, directory: Path, segments: tuple[Segment, ...], offset: int, to: int
+    files: Files,
+    directory: Path,
+    segments: tuple[Segment, ...],
+    offset: int,
+    to: int,
+    values: pa.DataType | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Records with `offset` <= offset < `to`, in order. Raises `Damaged`, `ViewExpired`."""
+    """Records with `offset` <= offset < `to`, in order, their values of type `values` (see `SegmentReader`).
+
+    Raises `Damaged`, `ViewExpired`.
+    """
     for segment in segments:
         if segment.next > offset and segment.base < to:
-            yield from SegmentReader(files, directory, segment).batches(offset, to)
+            yield from SegmentReader(files, directory, segment, values).batches(offset, to)

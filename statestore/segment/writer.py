@@ -38,7 +38,7 @@ from crc32c import crc32c
 
 from keyfold.statestore import filenames
 from keyfold.statestore.files import Data, Files, OpenFile
-from keyfold.statestore.segment.block import END_OF_STREAM, FORMAT_VERSION, STREAM_HEADER
+from keyfold.statestore.segment.block import END_OF_STREAM, FORMAT_VERSION, RECORD_SCHEMA, stream_header
 
 INDEX_MAGIC: Final = b"KFIX"
 INDEX_HEADER: Final = struct.Struct("<4sHHQQII")
@@ -139,20 +139,31 @@ os.register_at_fork(after_in_child=_early_syncs.cache_clear)
 class SegmentWriter:
     """Appends blocks to one new segment file. The caller decides when to sync and what is committed."""
 
-    def __init__(self, files: Files, directory: Path, name: str, base: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        name: str,
+        base: int,
+        now_ms: int,
+        schema: pa.Schema = RECORD_SCHEMA,
+    ) -> None:
+        #: of every block
+        self.schema = schema
+        self._header = stream_header(schema)
         self._files = files
         self._directory = directory
         self._file: OpenFile = files.create(directory / name)
         self._entries = bytearray()
         self._unsynced = 0
         self._early: Future[None] | None = None
-        self._crc = crc32c(STREAM_HEADER)
+        self._crc = crc32c(self._header)
         try:
-            files.append(self._file, [STREAM_HEADER])
+            files.append(self._file, [self._header])
         except BaseException:
             files.close(self._file)
             raise
-        start = Mark(len(STREAM_HEADER), base, self._crc)
+        start = Mark(len(self._header), base, self._crc)
         #: everything appended so far, committed or not
         self.segment = Segment(name, base, base, start.position, 0, 0, -1, now_ms, None, (start,))
 
@@ -213,7 +224,7 @@ class SegmentWriter:
         self._files.close(self._file)
         blocks = np.frombuffer(bytes(self._entries), ENTRY)
         blocks = blocks[blocks["position"] < committed.size]
-        index = encode_index(committed.size, blocks)
+        index = encode_index(committed.size, blocks, self._header)
         write_index(self._files, self._directory / filenames.segment_index(committed.name), index)
         return Segment(
             committed.name,
@@ -247,10 +258,14 @@ class SegmentWriter:
         self._files.close(self._file)
 
 
-def encode_index(segment_bytes: int, blocks: npt.NDArray[np.void]) -> bytes:
-    """The bytes of an index file, in the layout at the top of the module."""
+def encode_index(segment_bytes: int, blocks: npt.NDArray[np.void], header: bytes) -> bytes:
+    """The bytes of an index file, in the layout at the top of the module.
+
+    Args:
+        header: The schema message of the segment.
+    """
     head = INDEX_HEADER.pack(
-        INDEX_MAGIC, FORMAT_VERSION, 0, segment_bytes, len(blocks), len(STREAM_HEADER), crc32c(STREAM_HEADER)
+        INDEX_MAGIC, FORMAT_VERSION, 0, segment_bytes, len(blocks), len(header), crc32c(header)
     )
     return head + blocks.tobytes()
 

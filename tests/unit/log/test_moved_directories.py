@@ -24,6 +24,7 @@ from keyfold.checkpoints.manifest.entries import AnchorEntry
 from keyfold.checkpoints.manifest.state import Anchor
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import KeyfoldError, StorageFailed, WriterFenced
+from keyfold.statestore.segment.block import RECORD_SCHEMA
 from support.changelogs import BY_HAND, Clock, rows
 from support.faults.inject import QUICK, Watched
 
@@ -267,7 +268,7 @@ def test_a_file_that_comes_to_nothing_is_removed_only_where_it_was_made(tmp_path
     """A changelog that was made again under the same path can have a file of the same name."""
     path = _made(tmp_path / "log")
     writer = open_writer(QUICK, path, None, Clock(), steal=False)
-    begun = writer.new_segment(0, 1)
+    begun = writer.new_segment(0, 1, RECORD_SCHEMA)
     path.rename(tmp_path / "moved")
     (path / "0").mkdir(parents=True)
     theirs = path / "0" / begun.segment.name

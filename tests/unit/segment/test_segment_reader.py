@@ -83,7 +83,7 @@ def test_any_range_of_offsets_is_read(tmp_path: Path, codecs: tuple[str, ...], k
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_damaged_schema_message_is_found_by_whoever_relies_on_it(tmp_path: Path, codec: str) -> None:
+def test_a_damaged_schema_message_is_found(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "log"
     written(path, (codec, codec), gaps=False)
     segment = the_segment(path)
@@ -92,11 +92,7 @@ def test_a_damaged_schema_message_is_found_by_whoever_relies_on_it(tmp_path: Pat
     content[20] ^= 1
     file.chmod(0o644)
     file.write_bytes(content)
-    reader = SegmentReader(LOCAL, path / "0", segment)
-    with pytest.raises(Damaged, match="schema message"):
-        reader.verify()
-    if codec == "none":
-        assert len(read(reader, 0, segment.next, keys_only=False)) == 2 * ROWS
-        return
-    with pytest.raises(Damaged, match="schema message"):
+    with pytest.raises(Damaged, match=r"damaged[\s\S]*bytes 0 to "):
+        SegmentReader(LOCAL, path / "0", segment).verify()
+    with pytest.raises(Damaged, match=r"damaged[\s\S]*bytes 0 to "):
         read(SegmentReader(LOCAL, path / "0", segment), 0, segment.next, keys_only=False)
