@@ -49,7 +49,7 @@ class ChangelogMeta:
     @property
     def value_type(self) -> pa.DataType:
         """The type of the values of its records: `binary`, or a struct of the value columns."""
-        return pa.binary()
+        return pa.binary() if self.columns is None else self.columns.value_type
 
     @property
     def record_schema(self) -> pa.Schema:

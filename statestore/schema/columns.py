@@ -1,7 +1,8 @@
-"""Typed columns: the meaning of the bytes of keys and values, stored in `changelog.json` under "schema".
+"""Typed columns: what the keys and values of a changelog are, stored in `changelog.json` under "schema".
 
 A changelog of typed columns has a `Columns`; a changelog of raw bytes has none (`RAW`). The types are
-Spark's, in the JSON form of its schemas; pyspark is not needed. `docs/encoding.md` defines the bytes.
+Spark's, in the JSON form of its schemas; pyspark is not needed. `docs/encoding.md` defines the bytes of keys,
+and of values in a store; in the log a value is a struct of its columns.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.schema import key_decoder, spark_types
-from keyfold.statestore.schema.json_codec import decode_objects, first_bad, first_misfit
+from keyfold.statestore.projection import as_type
+from keyfold.statestore.schema import key_decoder, rows, spark_types
 from keyfold.statestore.schema.key_values import encode_beginning, encode_values
 from keyfold.statestore.schema.spark_types import FieldJson
-
-Format = Literal["raw", "json"]
 
 #: The encoding of keys that `key_codec` writes, by its name in `changelog.json`.
 KEY_ENCODING: Final = "ordered"
@@ -41,22 +41,23 @@ class Misfit(NamedTuple):
 class Columns:
     """The columns of a changelog, and how its keys and values encode them.
 
-    `schema_json` is Spark's `StructType` as JSON: the stored columns in the order of the DataFrame. A key has
-    its columns in the order of `keys`; equal keys have equal bytes, and the order of the bytes is Spark's
-    order of the columns. A value has one of two formats:
+    A key has its columns in the order of `keys`; equal keys have equal bytes, and the order of the bytes is
+    Spark's order of the columns. A value is a struct of the other columns.
 
-    - `raw`: the bytes of its only column, a string or binary.
-    - `json`: an object of its columns in the order of the DataFrame, `{}` without columns.
+    Attributes:
+        schema_json: Spark's `StructType` as JSON: the stored columns in the order of the DataFrame.
+        earlier: The same as it was before each change, the oldest first. A row in a store has the number of
+            the schema that it was written with, from 1.
 
     Raises:
         SchemaMismatch: A type cannot be stored exactly, or not in a key. The message names the path in the
             column.
-        ConfigError: Two columns have the same name, a key column does not exist, or a format does not fit.
+        ConfigError: Two columns have the same name, or a key column does not exist.
     """
 
     schema_json: dict[str, Any] = field(hash=False)
     keys: tuple[str, ...]
-    value_format: Format
+    earlier: tuple[dict[str, Any], ...] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         self._check_shape()
@@ -77,7 +78,6 @@ class Columns:
             )
         for f in fields:
             spark_types.check_column(f, is_key=f["name"] in self.keys)
-        _check_format(self.value_format, self._value_fields)
 
     def _check_shape(self) -> None:
         kept, keys = self.schema_json, self.keys
@@ -104,7 +104,7 @@ class Columns:
             "columns": self.schema_json,
             "keys": list(self.keys),
             "key_encoding": KEY_ENCODING,
-            "value_format": self.value_format,
+            "earlier": list(self.earlier),
         }
 
     @classmethod
@@ -122,7 +122,7 @@ class Columns:
                 found="none" if found is None else repr(found),
                 remedy="read it with the version of keyfold that wrote it, and write it to a new changelog",
             )  # fmt: skip
-        return cls(kept["columns"], tuple(str(name) for name in kept["keys"]), kept["value_format"])
+        return cls(kept["columns"], tuple(str(name) for name in kept["keys"]), tuple(kept["earlier"]))
 
     # -- decoding --------------------------------------------------------------------------------------------
 
@@ -135,33 +135,65 @@ class Columns:
         """
         return self._arrow_schema
 
-    def decode(self, keys: pa.Array, values: pa.Array) -> pa.Table:
+    def decode(self, keys: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> pa.Table:
         """Decode records to a table with one row each and the columns of `arrow_schema`.
 
         Args:
             keys: Binary, without nulls.
-            values: Binary; a null value (a tombstone) becomes null in every value column.
+            values: Structs of value columns; a null value (a tombstone) is null in every value column.
 
         Raises:
-            SchemaMismatch: The bytes do not match these columns; `position` names the record.
+            SchemaMismatch: The bytes of a key do not match these columns; `position` names the record.
         """
-        columns = {**self._decode_keys(keys), **_decode_values(values, self.value_format, self._value_schema)}
+        columns = self._decode_keys(keys)
+        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        parts = [as_type(chunk, self.value_type).flatten() for chunk in chunks]
+        for i, value in enumerate(self._value_schema):
+            columns[value.name] = pa.chunked_array([part[i] for part in parts], value.type)
         return pa.Table.from_arrays(
             [columns[name] for name in self._arrow_schema.names], schema=self._arrow_schema
         )
 
-    def misfit(self, keys: pa.Array, values: pa.Array) -> Misfit | None:
-        """The first record that `decode` refuses or that lacks a value for a key column; None if there is
-        none.
+    def misfit(self, keys: pa.Array) -> Misfit | None:
+        """The first key that `decode` refuses; None if there is none. `keys` is binary."""
+        found = key_decoder.first_misfit(keys, self._key_schema)
+        return None if found is None else Misfit(found.row, f"key, column {found.column!r}", found.expected)
 
-        Args:
-            keys, values: The same as for `decode`, but one array each.
+    # -- rows of a store -------------------------------------------------------------------------------------
+
+    def encode_rows(self, values: pa.Array) -> pa.Array:
+        """Values as the rows of a store, `binary`; null for a null value. The inverse of `decode_rows`."""
+        return rows.encode(as_type(values, self.value_type), 1 + len(self.earlier))
+
+    def decode_rows(self, packed: pa.Array) -> pa.StructArray:
+        """The values of rows of a store, whichever of the schemas each was written with.
+
+        Raises:
+            ValueError: The bytes are not such rows.
         """
-        found = [_value_misfit(values, self.value_format, self._value_schema)]
-        bad_key = key_decoder.first_misfit(keys, self._key_schema)
-        if bad_key is not None:
-            found.insert(0, Misfit(bad_key.row, f"key, column {bad_key.column!r}", bad_key.expected))
-        return min((m for m in found if m is not None), default=None, key=lambda m: m.row)
+        if packed.null_count == len(packed):
+            return pa.nulls(len(packed), self.value_type)
+        ids = rows.schema_ids(packed.drop_null())
+        numbers = np.unique(ids)
+        if numbers[0] < 1 or numbers[-1] > 1 + len(self.earlier):
+            raise ValueError("a row of a schema that this changelog does not have")
+        if len(numbers) == 1:
+            return as_type(rows.decode(packed, self._value_type_of(int(numbers[0]))), self.value_type)
+        places = np.flatnonzero(packed.is_valid().to_numpy(zero_copy_only=False))
+        parts, order = [], []
+        for number in numbers.tolist():
+            chosen = places[ids == number]
+            decoded = rows.decode(packed.take(pa.array(chosen)), self._value_type_of(number))
+            parts.append(as_type(decoded, self.value_type))
+            order.append(chosen)
+        where = np.full(len(packed), -1, np.int64)
+        where[np.concatenate(order)] = np.arange(len(places))
+        return pa.concat_arrays(parts).take(pa.array(where, mask=where < 0))
+
+    def _value_type_of(self, number: int) -> pa.StructType:
+        if number > len(self.earlier):
+            return self.value_type
+        return pa.struct(list(spark_types.arrow_schema(self._values_in(self.earlier[number - 1]))))
 
     # -- keys ------------------------------------------------------------------------------------------------
 
@@ -255,33 +287,27 @@ class Columns:
                 merged.append(spark_types.wider(old, new))
         added = list(theirs.values())
         fits = not different and all(f["nullable"] for f in added)
-        if not fits or self.keys != other.keys or self.value_format != other.value_format:
-            raise self._difference(other, [*different, *theirs], fits)
+        if not fits or self.keys != other.keys:
+            raise self._difference(other, [*different, *theirs])
         merged += added
-        return Columns({"type": "struct", "fields": merged}, self.keys, self.value_format)
+        if merged == self.schema_json["fields"]:
+            return self
+        return Columns({"type": "struct", "fields": merged}, self.keys, (*self.earlier, self.schema_json))
 
-    def _difference(self, other: Columns, names: Sequence[str], fits: bool) -> SchemaMismatch:
-        """The error that shows the differences: in the columns `names`, the keys or the format."""
+    def _difference(self, other: Columns, names: Sequence[str]) -> SchemaMismatch:
+        """The error that shows the differences: in the columns `names`, or the keys."""
         mine = {f["name"]: f for f in self.schema_json["fields"]}
         theirs = {f["name"]: f for f in other.schema_json["fields"]}
         expected = [f"{name} {spark_types.described(mine.get(name))}" for name in names]
         found = [f"{name} {spark_types.described(theirs.get(name))}" for name in names]
-        remedy = "only nullable value columns can be added; create a new changelog for other columns"
         if self.keys != other.keys:
             expected.append(f"keys {', '.join(self.keys)}")
             found.append(f"keys {', '.join(other.keys)}")
-        if self.value_format != other.value_format:
-            expected.append(f"values as {self.value_format}")
-            found.append(f"values as {other.value_format}")
-            if fits and self.value_format == "json":
-                remedy = 'give value_format="json"'
-            elif fits:
-                remedy = 'raw values hold one column; create a new changelog with value_format="json"'
         return SchemaMismatch(
             "The columns differ from those of the changelog.",
             expected="; ".join(expected),
             found="; ".join(found),
-            remedy=remedy,
+            remedy="only nullable value columns can be added; create a new changelog for other columns",
         )
 
     # -- its parts -------------------------------------------------------------------------------------------
@@ -293,7 +319,10 @@ class Columns:
 
     @property
     def _value_fields(self) -> list[FieldJson]:
-        return [f for f in self.schema_json["fields"] if f["name"] not in self.keys]
+        return self._values_in(self.schema_json)
+
+    def _values_in(self, schema_json: Mapping[str, Any]) -> list[FieldJson]:
+        return [f for f in schema_json["fields"] if f["name"] not in self.keys]
 
     @cached_property
     def value_type(self) -> pa.StructType:
@@ -311,53 +340,3 @@ class Columns:
     @cached_property
     def _value_schema(self) -> pa.Schema:
         return spark_types.arrow_schema(self._value_fields)
-
-
-def default_format(fields: Sequence[FieldJson]) -> Format:
-    """The default format of a value with these columns."""
-    return "raw" if len(fields) == 1 and fields[0]["type"] in ("string", "binary") else "json"
-
-
-def _check_format(format_: str, fields: Sequence[FieldJson]) -> None:
-    if format_ != "json" and (format_ != "raw" or default_format(fields) != "raw"):
-        raise ConfigError(
-            "Format does not fit the columns of the value.",
-            expected="json, or raw for one column of type string or binary",
-            found=f"{format_} for {len(fields)} columns",
-            remedy='use "json"',
-        )
-
-
-def _decode_values(
-    records: pa.Array | pa.ChunkedArray, format_: Format, schema: pa.Schema
-) -> dict[str, pa.ChunkedArray]:
-    chunks = records.chunks if isinstance(records, pa.ChunkedArray) else [records]
-    if format_ == "json":
-        tables = [decode_objects(chunk.cast(pa.binary()), schema) for chunk in chunks]
-        table = pa.concat_tables([*tables, schema.empty_table()])
-        return {name: table.column(i) for i, name in enumerate(schema.names)}
-    only = schema.field(0)
-    try:
-        return {only.name: pa.chunked_array([chunk.cast(only.type) for chunk in chunks], only.type)}
-    except pa.ArrowInvalid:
-        pass
-    raise SchemaMismatch(
-        "The value of a record is not valid UTF-8, but its column is a string.",
-        position=f"column {only.name!r}",
-        remedy="`keyfold verify` lists partition and offset of every such record; append the key again",
-    )
-
-
-def _value_misfit(records: pa.Array, format_: Format, schema: pa.Schema) -> Misfit | None:
-    if format_ == "raw":
-        only = schema.field(0)
-        row = first_bad(records, lambda part: part.cast(only.type))
-        return None if row is None else Misfit(row, f"value, column {only.name!r}", "valid UTF-8")
-    found = first_misfit(records, schema)
-    if found is None:
-        return None
-    row, name = found
-    if name is None:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no field"
-        return Misfit(row, "value", f"one JSON object with {columns}")
-    return Misfit(row, f"value, column {name!r}", str(schema.field(name).type))

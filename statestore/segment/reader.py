@@ -15,16 +15,17 @@ from crc32c import crc32c
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
 from keyfold.statestore.files import Files
+from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import (
     FORMAT_VERSION,
     BlockSize,
     block_lengths,
     decode,
     decode_stream,
+    record_schema,
     schema_of,
     size_of,
 )
-from keyfold.statestore.segment.projection import projected
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
 _KEY_NAMES: Final = ["offset", "key"]
@@ -88,7 +89,7 @@ class SegmentReader:
                 batch = decode(block, self.schema())
                 self._compressed = not _lies_in(batch, block)
             if self._values is not None and not keys_only:
-                batch = projected(batch, self._values)
+                batch = _with_values(batch, self._values)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
             start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
             stop = int(np.searchsorted(offsets, to_offset)) if offsets[-1] >= to_offset else len(offsets)
@@ -244,6 +245,16 @@ def _lies_in(batch: pa.RecordBatch, block: pa.Buffer) -> bool:
     address: int = batch.column("offset").buffers()[1].address
     low: int = block.address
     return bool(low <= address < low + block.size)
+
+
+def _with_values(batch: pa.RecordBatch, kind: pa.DataType) -> pa.RecordBatch:
+    """The records with their values as `kind`."""
+    place = batch.schema.get_field_index("value")
+    if batch.column(place).type.equals(kind):
+        return batch
+    columns = batch.columns
+    columns[place] = as_type(columns[place], kind)
+    return pa.RecordBatch.from_arrays(columns, schema=record_schema(kind))
 
 
 def read_segments(

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from keyfold.statestore.segment.block import record_schema
-
-_VALUE = "value"
-
-
-def projected(batch: pa.RecordBatch, values: pa.DataType) -> pa.RecordBatch:
-    """Records with their values as `values`. Columns are matched by name, in structs within them too: what a
-    record lacks is null, what `values` lacks is left out.
-    """
-    i = batch.schema.get_field_index(_VALUE)
-    column = batch.column(i)
-    if column.type.equals(values):
-        return batch
-    columns = batch.columns
-    columns[i] = as_type(column, values)
-    return pa.RecordBatch.from_arrays(columns, schema=record_schema(values))
-
 
 def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as another type that can hold its values.
+    """A column as another type that can hold its values. Fields of structs are matched by name: what the
+    column lacks is null, what `kind` lacks is left out.
 
     Raises:
         pa.ArrowInvalid: A value does not fit.
