@@ -32,7 +32,7 @@ from keyfold.checkpoints.manifest.resolve import At, check_no_missed_delete, par
 from keyfold.checkpoints.manifest.state import Anchor, Commit, State
 from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots, newest, set_pin
 from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, clone, take
-from keyfold.checkpoints.transaction import Transaction
+from keyfold.checkpoints.transaction import ColumnsTransaction
 from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import ConfigError, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
@@ -40,6 +40,7 @@ from keyfold.statestore.keys.partitioner import partition_of
 from keyfold.statestore.kv.api import check_key
 from keyfold.statestore.kv.arrow import ArrowStore
 from keyfold.statestore.kv.stores import ReadOnlyStore
+from keyfold.statestore.kv.typed_columns import ColumnsView, KeySerde, LastValuesView
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import located, writable
 from keyfold.statestore.schema.columns import Columns
@@ -230,7 +231,9 @@ class Changelog:
         nothing.
 
         Args:
-            table: columns `key`, `value` (null: a delete), perhaps `timestamp`, `headers`; in log order.
+            table: columns `key`, `value` (null: a delete), perhaps `timestamp`, `headers`; in log order. For
+                typed columns the changelog's own, value columns that are left out are null; a row with a true
+                `_deleted` deletes its key.
             app_id: whose batch it is; batch ids are compared within one app.
             batch_id: rises from batch to batch; None takes the next one.
 
@@ -250,7 +253,7 @@ class Changelog:
         return engine.append(table, app_id, batch_id)
 
     @contextmanager
-    def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Transaction]:
+    def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Any]:
         """A store over the last values whose reads see its own writes. Leaving the block commits the writes
         as one batch.
 
@@ -260,6 +263,9 @@ class Changelog:
         One transaction is open at a time. Other threads that append, roll back or begin a transaction wait
         until the block is left, so that no change comes between its reads and its writes.
 
+        The store is a `Transaction`. With typed columns it takes and gives keys and dicts: see
+        `ColumnsTransaction`.
+
         Raises:
             ConfigError: a transaction of this thread is open. See `append` for the other errors.
         """
@@ -268,10 +274,12 @@ class Changelog:
         with engine.transactions:
             applied = idempotence.appended(engine.state, app_id, batch_id, "") is not None
             with engine.transaction(applied=applied) as transaction:
-                yield transaction
+                columns = self.columns
+                yield transaction if columns is None else ColumnsTransaction(transaction, columns)
                 if not applied:
                     changes = transaction.changes()
-                    self._open_engine().append(changes, app_id, batch_id, takes_turn=False)
+                    packed = columns is not None
+                    self._open_engine().append(changes, app_id, batch_id, takes_turn=False, packed=packed)
 
     @classmethod
     def clone(
@@ -337,45 +345,60 @@ class Changelog:
             )
             return reader.Records(batches, stack.pop_all())
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: Any) -> Any:
         """The last committed value of a key, None if it has none.
 
         A writer reads its last-value store, after the store has caught up with the current commit in the
         key's partition. A reader searches the partition, newest block first, unless its `store` was used.
-        """
-        if self._view is None:
-            return self._open_engine().last_values().get(key)
-        self._check_open()
-        if self._store is not None:
-            return self._store.get(key)
-        values = self.identity.value_type
-        found = reader.last_value(self.files, self.path, self.state, self.partition(key), key, values)
-        return None if found is None else found[0].as_py()
 
-    def store(self) -> ReadOnlyStore:
-        """The last values: get, get_all, range, prefix, all.
+        Args:
+            key: bytes. With typed columns the value of the key column, or a tuple if there are several.
+
+        Returns:
+            bytes. With typed columns a dict of the value columns.
+
+        Raises:
+            BadRecord: not a key of these columns.
+        """
+        columns = self.columns
+        raw = key if columns is None else KeySerde(columns).serialize(key)
+        if self._view is None or self._store is not None:
+            store = self._open_engine().last_values() if self._store is None else self._store
+            found = store.get(raw)
+            return found if found is None or columns is None else columns.decode_row(found)
+        self._check_open()
+        values = self.identity.value_type
+        last = reader.last_value(self.files, self.path, self.state, self.partition(raw), raw, values)
+        return None if last is None else last[0].as_py()
+
+    def store(self) -> LastValuesView:
+        """The last values: get, get_all, range, prefix, all. With typed columns keys and values are those of
+        `get`; see `ColumnsView`.
 
         A writer's are in RocksDB; each read first catches up with the commit that is current then. A reader's
         are those of its view; the first call reads them into memory.
         """
+        columns = self.columns
         if self._view is None:
-            return self._open_engine().last_values()
-        self._check_open()
-        if self._store is None:
-            parts = (
-                batch.select(["key", "value"])
-                for partition, p in enumerate(self.state.partitions)
-                for batch in state_batches(
-                    self.files,
-                    filenames.partition(self.path, partition),
-                    p.segments,
-                    p.end,
-                    self.identity.value_type,
-                    p.unique_below,
-                )
-            )
-            self._store = ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))
-        return self._store
+            store: ReadOnlyStore = self._open_engine().last_values()
+        else:
+            self._check_open()
+            if self._store is None:
+                self._store = self._in_memory(columns)
+            store = self._store
+        return store if columns is None else ColumnsView(store, columns)
+
+    def _in_memory(self, columns: Columns | None) -> ArrowStore:
+        """The last values of the view."""
+        parts = []
+        for partition, p in enumerate(self.state.partitions):
+            directory = filenames.partition(self.path, partition)
+            values = self.identity.value_type
+            for batch in state_batches(self.files, directory, p.segments, p.end, values, p.unique_below):
+                value = batch.column("value")
+                packed = value if columns is None else columns.encode_rows(value)
+                parts.append(pa.RecordBatch.from_arrays([batch.column("key"), packed], schema=_KEY_AND_VALUE))
+        return ArrowStore(pa.Table.from_batches(parts, schema=_KEY_AND_VALUE))
 
     def refresh(self) -> None:
         """Move a reader to the newest durable commit. Does nothing for a writer."""

@@ -128,15 +128,22 @@ class Engine:
             base.close()
 
     def append(
-        self, table: ingest.Tabular, app: str, batch: int | None, *, takes_turn: bool = True
+        self,
+        table: ingest.Tabular,
+        app: str,
+        batch: int | None,
+        *,
+        takes_turn: bool = True,
+        packed: bool = False,
     ) -> Commit:
-        """See `Changelog.append`; `takes_turn` as in `commit`."""
+        """See `Changelog.append`; `takes_turn` as in `commit`, `packed` as in `ingest.normalize`."""
         writer = self.writer
         writer.ownership.check_usable("nothing of this batch was committed")
         self.wait_for_room()
         rows = ingest.table_of(table)
-        batches = ingest.normalize(rows, writer.clock_ms(), writer.identity.columns)
-        digesting = writer.pool.submit(ingest.digest, batches, ingest.given_timestamps(rows))
+        columns = writer.identity.columns
+        batches = ingest.normalize(rows, writer.clock_ms(), columns, packed=packed)
+        digesting = writer.pool.submit(ingest.digest, batches, ingest.given_timestamps(rows, columns))
         parts = ingest.blocks_of(writer, batches)
         digest = digesting.result()
 
@@ -150,7 +157,9 @@ class Engine:
 
     def blocks_of(self, table: ingest.Tabular) -> dict[int, BlockFactory]:
         """The rows of a table as `commit` takes them. Raises `BadRecord`."""
-        return ingest.blocks_of(self.writer, ingest.normalize(table, self.writer.clock_ms()))
+        columns = self.writer.identity.columns
+        batches = ingest.normalize(table, self.writer.clock_ms(), columns, packed=columns is not None)
+        return ingest.blocks_of(self.writer, batches)
 
     def commit(
         self,

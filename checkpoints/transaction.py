@@ -9,6 +9,8 @@ from types import TracebackType
 from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.kv.stores import Overlay, ReadOnlyStore
+from keyfold.statestore.kv.typed_columns import ColumnsStore
+from keyfold.statestore.schema.columns import Columns
 
 
 class Transaction(Overlay):
@@ -22,6 +24,18 @@ class Transaction(Overlay):
     def __init__(self, base: ReadOnlyStore, *, applied: bool) -> None:
         super().__init__(base)
         self.applied = applied
+
+
+class ColumnsTransaction(ColumnsStore):
+    """A transaction on typed columns: `put("to", {"count": 2})`.
+
+    Attributes:
+        applied: as in `Transaction`.
+    """
+
+    def __init__(self, transaction: Transaction, columns: Columns) -> None:
+        super().__init__(transaction, columns)
+        self.applied = transaction.applied
 
 
 class Turn:

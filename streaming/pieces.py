@@ -44,8 +44,8 @@ class Piece(InputPartition):
     lease: Lease | None
     unique_below: int = 0
 
-    def records(self, files: Files) -> Iterator[pa.RecordBatch]:
-        """The piece's records as Arrow batches; the lease is kept alive meanwhile.
+    def records(self, files: Files, values: pa.DataType) -> Iterator[pa.RecordBatch]:
+        """The piece's records as Arrow batches, their values of type `values`. Keeps the lease alive.
 
         Raises:
             ViewExpired: a file is gone, or the directory holds another changelog now.
@@ -58,9 +58,11 @@ class Piece(InputPartition):
                 if self.folded:
                     from keyfold.checkpoints.log.rereading import state_batches
 
-                    yield from state_batches(files, directory, self.segments, self.end, self.unique_below)
+                    yield from state_batches(
+                        files, directory, self.segments, self.end, values, self.unique_below
+                    )
                 else:
-                    yield from read_segments(files, directory, self.segments, self.begin, self.end)
+                    yield from read_segments(files, directory, self.segments, self.begin, self.end, values)
             except ViewExpired as e:
                 raise self._expired(e, e.expected, e.found) from e
 
@@ -103,4 +105,5 @@ class PieceReader:
         if not isinstance(partition, Piece):
             return iter(())
         target = arrow_schema(self._schema)
-        return self._rows.batches(partition.records(LOCAL), partition.partition, target)
+        records = partition.records(LOCAL, self._rows.value_type)
+        return self._rows.batches(records, partition.partition, target)

@@ -76,7 +76,8 @@ class Rows:
     def schema(self, root: Path) -> StructType:
         """The columns that Spark is told of; all can be null. Raises `ConfigError` where names collide."""
         if self.mode == "log":
-            return StructType([*_KAFKA, _HEADERS]) if self.include_headers else _KAFKA
+            kafka = StructType([self._log_field(f) for f in _KAFKA])
+            return StructType([*kafka, _HEADERS]) if self.include_headers else kafka
         if self.columns is None:
             return StructType([*_RAW, *(_RAW_POSITION if self.mode == "state" else _CHANGE)])
         fields = StructType.fromJson(self.columns.schema_json).fields
@@ -92,6 +93,23 @@ class Rows:
                 remedy='read it with mode "log", whose columns are as in Kafka, or rename them when writing',
             )  # fmt: skip
         return StructType([*typed, *_CHANGE])
+
+    def _log_field(self, field: StructField) -> StructField:
+        """A column of the mode "log": Kafka's, but a value of typed columns is a struct of them."""
+        if field.name != "value" or self.columns is None:
+            return field
+        fields = StructType.fromJson(self.columns.schema_json).fields
+        values = [
+            StructField(f.name, f.dataType, True, f.metadata)
+            for f in fields
+            if f.name not in self.columns.keys
+        ]
+        return StructField("value", StructType(values))
+
+    @property
+    def value_type(self) -> pa.DataType:
+        """The type of the values in the records that `batches` takes."""
+        return pa.binary() if self.columns is None else self.columns.value_type
 
     def batches(
         self, records: Iterator[pa.RecordBatch], partition: int, target: pa.Schema

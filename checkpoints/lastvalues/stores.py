@@ -188,10 +188,13 @@ class KeptStores:
         offset = max(store.applied, p.start)
         reached = store.applied
         directory = filenames.partition(self._followed.root, partition)
-        for batch in read_segments(self._followed.files, directory, p.segments, offset, p.end):
+        identity = self._followed.identity
+        columns, values = identity.columns, identity.value_type
+        for batch in read_segments(self._followed.files, directory, p.segments, offset, p.end, values):
             if batch.num_rows:
                 reached = batch.column("offset")[-1].as_py() + 1
-                yield batch.select(_COLUMNS), reached
+                rows = batch.select(_COLUMNS)
+                yield rows if columns is None else columns.packed(rows), reached
         if reached < p.end:
             # What compaction or retention has left out at the end of the log is done with, too.
             yield None, p.end

@@ -14,14 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from keyfold.checkpoints.log import typed_rows
 from keyfold.checkpoints.log.tabular import Tabular, table_of
 from keyfold.checkpoints.log.writer import BlockFactory, Writer
 from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keys.partitioner import partitions_of
+from keyfold.statestore.projection import as_type
+from keyfold.statestore.schema import rows
 from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.segment.block import (
     HEADERS_TYPE,
-    RECORD_SCHEMA,
     VALUE_BYTES_MAX,
     encode,
     no_headers,
@@ -41,6 +43,7 @@ __all__ = [
     "null_key",
     "partition_blocks",
     "table_of",
+    "unplaced",
 ]
 
 _COLUMNS: Final = ("key", "value", "timestamp", "headers")
@@ -49,57 +52,76 @@ _SLICE_ROWS: Final = 1 << 17
 _INT32_MAX: Final = (1 << 31) - 1
 
 
-def normalize(data: Tabular, now_ms: int, columns: Columns | None = None) -> list[pa.RecordBatch]:
+def normalize(
+    data: Tabular, now_ms: int, columns: Columns | None = None, *, packed: bool = False
+) -> list[pa.RecordBatch]:
     """The rows of `data` with columns key, value, timestamp, headers, in order. A missing timestamp (null, or
     -1 ms as in Kafka) becomes `now_ms`.
 
     Args:
-        data: `key` and `value` as binary or string of any layout, optionally `timestamp` (a timestamp, or
-            int64 ms) and `headers` (list of struct of key and value).
-        columns: the typed columns that keys and values must encode. Without this check a wrong record could
-            be written, and the whole state could not be read any more.
+        data: with `columns`, a table of the key columns and of value columns; those that are missing are
+            null, and a row whose boolean column `_deleted` is true deletes its key. Without, `key` and
+            `value` as binary or string of any layout, optionally `timestamp` (a timestamp, or int64 ms) and
+            `headers` (list of struct of key and value).
+        columns: the typed columns of the changelog.
+        packed: keys and values are bytes as in the last-value stores, also with `columns`.
 
     Raises:
-        BadRecord: not a table; a missing, duplicate or unknown column; a wrong type; a null key; a timestamp
-            before 1970 or after the year 294246; or bytes that do not encode `columns` (the row is named).
+        BadRecord: not a table; a missing, duplicate or unknown column; a wrong type, or a value that does not
+            fit the changelog's; a null key; a timestamp before 1970 or after the year 294246.
     """
     table = table_of(data)
     names = table.column_names
-    if {"key", "value"} - set(names) or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
+    typed = columns is not None and not packed and typed_rows.are_columns(names, columns)
+    if typed and columns is not None:
+        typed_rows.check_names(names, columns)
+    elif {"key", "value"} - set(names) or set(names) - set(_COLUMNS) or len(set(names)) < len(names):
+        expected = "key, value, and optionally timestamp, headers, each once"
+        if columns is not None:
+            expected = f"columns of the changelog: {', '.join(columns.arrow_schema().names)}"
         raise BadRecord(
-            "Wrong columns for records.",
-            expected="key, value, and optionally timestamp, headers, each once",
+            "Wrong columns for records.", expected=expected,
             found=", ".join(names) or "none", remedy="select and rename the columns",
         )  # fmt: skip
     row = 0
     result = []
     for batch in table.to_batches(max_chunksize=_SLICE_ROWS):
-        keys = _binary(batch, "key")
-        if keys.null_count:
-            position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
-            raise null_key(position)
-        values = _binary(batch, "value")
-        if columns is not None:
-            _check_fits(columns, keys, values, row)
-        arrays = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
-        result.append(pa.RecordBatch.from_arrays(arrays, schema=_UNPLACED))
+        if typed and columns is not None:
+            plain = pa.RecordBatch.from_arrays([_plain(c) for c in batch.columns], names)
+            keys = typed_rows.keys_of(plain, columns, row)
+            values: pa.Array = typed_rows.values_of(plain, columns, row)
+            timestamps = pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
+            arrays = [keys, values, timestamps, no_headers(batch.num_rows)]
+        else:
+            keys = _binary(batch, "key")
+            if keys.null_count:
+                position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
+                raise null_key(position)
+            arrays = [keys, _values(batch, columns, packed), _timestamps(batch, now_ms, row), _headers(batch)]
+        result.append(pa.RecordBatch.from_arrays(arrays, list(_COLUMNS)))
         row += batch.num_rows
     return result
 
 
-def _check_fits(columns: Columns, keys: pa.Array, values: pa.Array, row: int) -> None:
-    misfit = columns.misfit(keys, values)
-    if misfit is not None:
+def _values(batch: pa.RecordBatch, columns: Columns | None, packed: bool) -> pa.Array:
+    """The values of a table of records."""
+    if columns is None:
+        return _binary(batch, "value")
+    if packed:
+        return columns.decode_rows(_binary(batch, "value"))
+    column = batch.column("value")
+    if not pa.types.is_struct(column.type):
         raise BadRecord(
-            "A record does not match the changelog's columns.",
-            position=f"row {row + misfit.row}, {misfit.part}",
-            expected=misfit.expected, found="other bytes",
-            remedy="encode keys with `columns.encode_key`, and values as one JSON object of the value "
-            "columns; or write with ChangelogSink, which encodes columns",
+            "The values are bytes, but the changelog has typed columns.",
+            expected=f"columns {', '.join(columns.arrow_schema().names)}", found=str(column.type),
+            remedy="give a table of these columns",
         )  # fmt: skip
+    return column
 
 
-_UNPLACED: Final = pa.schema([RECORD_SCHEMA.field(name) for name in _COLUMNS])
+def unplaced(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Records of a log of the same columns, as `normalize` gives them."""
+    return records.select(list(_COLUMNS))
 
 
 def null_key(row: int, batch_id: int | None = None) -> BadRecord:
@@ -111,9 +133,10 @@ def null_key(row: int, batch_id: int | None = None) -> BadRecord:
     )  # fmt: skip
 
 
-def given_timestamps(table: pa.Table) -> npt.NDArray[np.int64]:
+def given_timestamps(table: pa.Table, columns: Columns | None = None) -> npt.NDArray[np.int64]:
     """The timestamps of the rows, in ms; -1 for rows that get the writer's time."""
-    if "timestamp" not in table.column_names:
+    names = table.column_names
+    if "timestamp" not in names or (columns is not None and typed_rows.are_columns(names, columns)):
         return np.full(table.num_rows, -1, np.int64)
     parts = [timestamps_ms(chunk, -1)[0] for chunk in table.column("timestamp").chunks]
     return np.concatenate([np.empty(0, np.int64), *(part.cast(pa.int64()).to_numpy() for part in parts)])
@@ -129,7 +152,8 @@ def digest(batches: Iterable[pa.RecordBatch], timestamps: npt.NDArray[np.int64])
     hashes = _Hashes()
     for batch in batches:
         hashes.add("key", batch.column("key"))
-        hashes.add("value", batch.column("value"))
+        values = batch.column("value")
+        hashes.add("value", rows.encode(values, 0) if pa.types.is_struct(values.type) else values)
         headers = batch.column("headers")
         counts = pc.fill_null(pc.list_value_length(headers), -1).to_numpy()
         hashes.update("headers", counts.astype(np.int32).data)
@@ -180,11 +204,18 @@ def _parts(column: pa.Array) -> tuple[npt.NDArray[np.int32], memoryview]:
 def blocks_of(writer: Writer, batches: Sequence[pa.RecordBatch]) -> dict[int, BlockFactory]:
     """What `normalize` has given, as `Writer.commit` takes it."""
     identity = writer.identity
-    return partition_blocks(batches, identity.partitions, identity.config.codec, writer.pool)
+    # Asked when the blocks are made: a column may be added until then.
+    return partition_blocks(
+        batches, identity.partitions, identity.config.codec, writer.pool, lambda: writer.identity.value_type
+    )
 
 
 def partition_blocks(
-    batches: Sequence[pa.RecordBatch], partitions: int, compression: str | None, pool: Executor
+    batches: Sequence[pa.RecordBatch],
+    partitions: int,
+    compression: str | None,
+    pool: Executor,
+    value_type: Callable[[], pa.DataType] = pa.binary,
 ) -> dict[int, BlockFactory]:
     """For each partition that gets records: a function that takes the first offset and makes its blocks."""
     if partitions == 1:
@@ -196,7 +227,7 @@ def partition_blocks(
         for p in range(partitions)
         if any(_some(batch, r[p]) for batch, r in zip(batches, rows, strict=True))
     ]
-    return {p: _blocks(batches, [r[p] for r in rows], compression) for p in touched}
+    return {p: _blocks(batches, [r[p] for r in rows], compression, value_type) for p in touched}
 
 
 def _some(batch: pa.RecordBatch, rows: npt.NDArray[np.intp] | None) -> bool:
@@ -211,14 +242,18 @@ def _rows_by_partition(batch: pa.RecordBatch, partitions: int) -> list[npt.NDArr
 
 
 def _blocks(
-    batches: Sequence[pa.RecordBatch], rows: Sequence[npt.NDArray[np.intp] | None], compression: str | None
+    batches: Sequence[pa.RecordBatch],
+    rows: Sequence[npt.NDArray[np.intp] | None],
+    compression: str | None,
+    value_type: Callable[[], pa.DataType],
 ) -> Callable[[int], Iterator[Block]]:
     def blocks(offset: int) -> Iterator[Block]:
+        kind = value_type()
         for batch, indices in zip(batches, rows, strict=True):
             part = batch if indices is None else batch.take(pa.array(indices)) if len(indices) else None
             if part is None or part.num_rows == 0:
                 continue
-            placed = assign_offsets(part, offset)
+            placed = assign_offsets(part, offset, kind)
             offset += part.num_rows
             for piece in split(placed):
                 yield block_of(piece, encode(piece, compression))
@@ -226,11 +261,16 @@ def _blocks(
     return blocks
 
 
-def assign_offsets(unplaced: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-    """Records from rows with key, value, timestamp and headers, at the offsets `offset`, `offset` + 1, …"""
+def assign_offsets(
+    unplaced: pa.RecordBatch, offset: int, values: pa.DataType | None = None
+) -> pa.RecordBatch:
+    """Records from rows with key, value, timestamp and headers, at the offsets `offset`, `offset` + 1, …
+
+    `values`: the type to give the values.
+    """
     offsets = np.arange(offset, offset + unplaced.num_rows, dtype=np.int64)
     key, value, timestamp, headers = (unplaced.column(name) for name in _COLUMNS)
-    return record_batch(offsets, timestamp, key, value, headers)
+    return record_batch(offsets, timestamp, key, value if values is None else as_type(value, values), headers)
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:

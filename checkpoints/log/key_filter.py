@@ -68,10 +68,8 @@ class Selection:
 
 
 def _prefix(columns: Columns | None, prefix: object) -> bytes:
-    if columns is not None and isinstance(prefix, bytes | str):
-        return columns.key_prefix(begins=prefix)
     if columns is not None:
-        return columns.key_prefix(*(prefix if isinstance(prefix, tuple) else (prefix,)))
+        return columns.prefix(prefix)
     if isinstance(prefix, bytes):
         return prefix
     with suppress(UnicodeEncodeError):

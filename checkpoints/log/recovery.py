@@ -358,13 +358,19 @@ class View:
         self.root = root
         self.identity = read_identity(files, root)
         self._loaded = self._load(None)
+        # Again, after the state: it has all columns that a line names.
+        self.identity = read_identity(files, root)
 
     @property
     def state(self) -> State:
         return self._loaded.state
 
     def refresh(self) -> State:
-        self._loaded = self._load(self._loaded)
+        before = self._loaded
+        self._loaded = self._load(before)
+        if self._loaded is not before:
+            # After the state: it has all columns that a line names.
+            self.identity = read_identity(self.files, self.root)
         return self._loaded.state
 
     def _load(self, before: Loaded | None) -> Loaded:

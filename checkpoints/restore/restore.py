@@ -33,7 +33,7 @@ from keyfold.checkpoints.snapshot.snapshot import Location
 from keyfold.statestore import arguments, filenames
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
-from keyfold.statestore.kv.stores import ReadOnlyStore
+from keyfold.statestore.kv.typed_columns import LastValuesView
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import located, writable
 from keyfold.statestore.segment.block import RECORD_SCHEMA
@@ -274,14 +274,14 @@ class RestoredState:
             reader = reader.option("partitions", ",".join(str(p) for p in self.partitions))
         return reader.load(str(self.path.resolve()))
 
-    def to_store(self, path: AnyPath) -> ReadOnlyStore:
+    def to_store(self, path: AnyPath) -> LastValuesView:
         """Write the state to a new RocksDB store in the directory `path`. Returns it open: get, get_all,
         range, prefix, all, close. `open_store(path)` opens it again.
         """
         target = writable(path)
         self._check_state("A store", target)
         with self._ahead() as batches:
-            return write_store(self._target_files, target, self._identity.uuid, batches)
+            return write_store(self._target_files, target, self._identity.uuid, batches, self.columns)
 
     def to_changelog(
         self, path: AnyPath, *, partitions: int | None = None, config: Mapping[str, object] | None = None

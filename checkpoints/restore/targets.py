@@ -18,17 +18,21 @@ from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
 from keyfold.checkpoints.log.writer import Batch, Writer
 from keyfold.checkpoints.manifest.idempotence import COPIED_APP
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
+from keyfold.checkpoints.manifest.journal import decode_line, encode_line
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import ChangelogLocked, ConfigError, StorageFailed
+from keyfold.statestore.errors import ChangelogLocked, ConfigError, SchemaMismatch, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
-from keyfold.statestore.kv.stores import ReadOnlyStore
+from keyfold.statestore.kv.typed_columns import ColumnsView, LastValuesView
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import writable
 from keyfold.statestore.rocksdb.format import ALL_PARTITIONS
 from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable
+from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 
+#: The file beside a store that says what its typed columns are: a line as in a journal.
+_COLUMNS: Final = "columns.json"
 #: Bytes of the state per sorted file of a store, or per commit of a changelog.
 _STEP_ROWS: Final = 1 << 20
 _STEP_BYTES: Final = 16 << 20
@@ -36,7 +40,9 @@ _STEP_BYTES: Final = 16 << 20
 #: The app that commits the copied state if the state has no app of its own.
 
 
-def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa.RecordBatch]) -> LastValues:
+def write_store(
+    files: Files, target: Path, changelog: str, batches: Iterable[pa.RecordBatch], columns: Columns | None
+) -> LastValuesView:
     """Write a new store in the directory `target` from records with unique keys. Returns it open.
 
     After an error nothing remains. An error of `batches` passes through.
@@ -50,7 +56,9 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
         files.make_directory(target)
         store = LastValues.open(target, StoreId(changelog, ALL_PARTITIONS, 0), files=files)
         try:
-            store.load(_ranges(batches))
+            store.load(_ranges(batches if columns is None else map(columns.packed, batches)))
+            if columns is not None:
+                files.write_whole(target / _COLUMNS, encode_line(columns.to_json()))
         except BaseException:
             store.destroy()
             raise
@@ -60,7 +68,7 @@ def write_store(files: Files, target: Path, changelog: str, batches: Iterable[pa
             "The store cannot be written.", path=target, expected="a writable directory",
             found=e.strerror if isinstance(e, OSError) else e.found, remedy="free or repair the disk",
         ) from e  # fmt: skip
-    return store
+    return store if columns is None else ColumnsView(store, columns, owns=True)
 
 
 def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordBatch], int]]:
@@ -74,8 +82,9 @@ def _ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordB
         yield [pa.RecordBatch.from_pylist([], RECORD_SCHEMA)], 1
 
 
-def open_store(path: AnyPath, *, files: Files = LOCAL) -> ReadOnlyStore:
+def open_store(path: AnyPath, *, files: Files = LOCAL) -> LastValuesView:
     """Open a store that `RestoredState.to_store` wrote: get, get_all, range, prefix, all, snapshot, close.
+    With typed columns keys and values are those of `ColumnsView`.
 
     Raises:
         ConfigError: the directory is not such a store, or it cannot be opened.
@@ -85,14 +94,27 @@ def open_store(path: AnyPath, *, files: Files = LOCAL) -> ReadOnlyStore:
     # RocksDB creates what is missing, even in a directory of something else.
     if files.exists(directory / "CURRENT"):
         try:
-            return LastValues.open(directory, None, files=files)
-        except StoreUnusable as e:
+            columns = _columns_of(files, directory)
+            store = LastValues.open(directory, None, files=files)
+            return store if columns is None else ColumnsView(store, columns, owns=True)
+        except (StoreUnusable, SchemaMismatch) as e:
             found = e
     raise ConfigError(
         "Not a store that can be opened.", path=directory,
         expected="a directory that `to_store` has written and that is not open elsewhere", found=found,
         remedy="restore it again from the changelog",
     )  # fmt: skip
+
+
+def _columns_of(files: Files, directory: Path) -> Columns | None:
+    """The typed columns of a store; None for a store of bytes. Raises `StoreUnusable`."""
+    path = directory / _COLUMNS
+    if not files.exists(path):
+        return None
+    line = decode_line(files.read(path).rstrip(b"\n"))
+    if line is None:
+        raise StoreUnusable(f"{_COLUMNS} does not match its checksum")
+    return Columns.from_json(line, path=path)
 
 
 def write_changelog(
@@ -156,7 +178,7 @@ def _commit_all(writer: Writer, batches: Iterator[pa.RecordBatch], apps: Iterabl
     # Also for an empty state: the apps have committed more than this changelog holds.
     writer.commit({}, Batch(COPIED_APP, 0))
     for number, few in enumerate(gathered(batches, _STEP_ROWS, _STEP_BYTES), 1):
-        rows = ingest.normalize(pa.Table.from_batches(few).drop_columns(["offset"]), writer.clock_ms())
+        rows = [ingest.unplaced(batch) for batch in few]
         writer.commit(ingest.blocks_of(writer, rows), Batch(COPIED_APP, number))
     for app in sorted(apps, key=lambda c: c.number):
         if app.app != COPIED_APP:

@@ -197,6 +197,12 @@ class _Check:
         except ValueError as e:
             self._wrong("byte 0", "A segment does not begin with its schema.", "a schema message", str(e))
             return
+        if pa.types.is_struct(schema.field("value").type) != (self._columns is not None):
+            self._wrong(
+                "byte 0", "The values of a segment have another type than those of its changelog.",
+                "bytes" if self._columns is None else "a struct of columns", schema.field("value").type,
+            )  # fmt: skip
+            return
         self._schema = schema
 
     def _blocks(self, data: pa.Buffer | None, position: int) -> Iterator[tuple[int, pa.Buffer]]:
@@ -274,9 +280,9 @@ class _Check:
 
     def _typed(self, columns: Columns, batch: pa.RecordBatch, where: str) -> None:
         """Records that do not match the columns. A single one makes the whole state unreadable."""
-        row, keys, values = 0, batch.column("key"), batch.column("value")
+        row, keys = 0, batch.column("key")
         for named in range(_MISFITS_NAMED + 1):
-            misfit = columns.misfit(keys[row:], values[row:])
+            misfit = columns.misfit(keys[row:])
             if misfit is None:
                 return
             row += misfit.row

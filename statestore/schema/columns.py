@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.projection import as_type
-from keyfold.statestore.schema import key_decoder, rows, spark_types
+from keyfold.statestore.schema import key_codec, key_decoder, row_values, rows, spark_types
 from keyfold.statestore.schema.key_values import encode_beginning, encode_values
 from keyfold.statestore.schema.spark_types import FieldJson
 
@@ -190,6 +190,27 @@ class Columns:
         where[np.concatenate(order)] = np.arange(len(places))
         return pa.concat_arrays(parts).take(pa.array(where, mask=where < 0))
 
+    def packed(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records with their values as rows of a store."""
+        place = records.schema.get_field_index("value")
+        rows_ = pa.field("value", pa.binary())
+        return records.set_column(place, rows_, self.encode_rows(records.column(place)))
+
+    def encode_row(self, value: Mapping[str, Any]) -> bytes:
+        """The row of one value; a column that is left out is null.
+
+        Raises:
+            pa.ArrowInvalid, pa.ArrowTypeError, OverflowError: A value does not have its column's type.
+        """
+        return row_values.encode(value, self.value_type, 1 + len(self.earlier))
+
+    def decode_row(self, packed: bytes) -> dict[str, Any]:
+        """The value of one row. Raises `ValueError` if the bytes are not a row of this changelog."""
+        if int.from_bytes(packed[: rows.SCHEMA_ID_BYTES], "little") == 1 + len(self.earlier):
+            return row_values.decode(packed, self.value_type)
+        value: dict[str, Any] = self.decode_rows(pa.array([packed], pa.binary()))[0].as_py()
+        return value
+
     def _value_type_of(self, number: int) -> pa.StructType:
         if number > len(self.earlier):
             return self.value_type
@@ -248,6 +269,24 @@ class Columns:
         """
         self._check_leading(leading, len(self.keys), least=1)
         return encode_values(self._key_schema, leading, whole=False)
+
+    def prefix(self, prefix: object) -> bytes:
+        """`key_prefix` of one argument: text or bytes that the first column begins with, a tuple of values of
+        the first columns, or the value of the first one.
+        """
+        if isinstance(prefix, bytes | str):
+            return self.key_prefix(begins=prefix)
+        return self.key_prefix(*(prefix if isinstance(prefix, tuple) else (prefix,)))
+
+    def encode_keys(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """The keys with these values of the key columns, which have no nulls. Other types are cast."""
+        return key_codec.encode(
+            [as_type(column, kind) for column, kind in zip(columns, self._key_schema.types, strict=True)]
+        )
+
+    def decode_keys(self, keys: pa.Array) -> list[pa.Array]:
+        """The values of the key columns, an array each. The inverse of `encode_keys`."""
+        return [column.combine_chunks() for column in self._decode_keys(keys).values()]
 
     def _check_leading(self, leading: Sequence[object], most: int, *, least: int) -> None:
         if not least <= len(leading) <= most or any(value is None for value in leading):

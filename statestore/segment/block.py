@@ -120,20 +120,38 @@ def binary_bytes(column: pa.Array) -> int:
     return int(offsets[-1]) - int(offsets[0])
 
 
+def _data_bytes(column: pa.Array) -> int:
+    """Bytes of data in a column of keys or values."""
+    return binary_bytes(column) if pa.types.is_binary(column.type) else int(column.nbytes)
+
+
+def _data_ends(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Where the data of each row ends, in bytes. What is nested is taken as equally large in each row."""
+    rows, kind = len(column), column.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        offsets = np.frombuffer(column.buffers()[1], np.int32, rows + 1, column.offset * 4)
+        return offsets[1:].astype(np.int64) - int(offsets[0])
+    if pa.types.is_struct(kind):
+        ends = np.zeros(rows, np.int64)
+        for i in range(kind.num_fields):
+            ends += _data_ends(column.field(i))
+        return ends
+    return np.arange(1, rows + 1) * int(column.nbytes) // max(rows, 1)
+
+
 def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
     """Slices of `batch` in order, each with about `block_bytes` of keys and values, at least one record."""
     count = batch.num_rows
     if count == 0:
         return
-    total = binary_bytes(batch.column("key")) + binary_bytes(batch.column("value"))
+    columns = [batch.column("key"), batch.column("value")]
+    total = sum(map(_data_bytes, columns))
     if total <= block_bytes + block_bytes // 2 and count <= BLOCK_RECORDS_MAX:
         yield batch
         return
     ends = np.zeros(count, np.int64)
-    for name in ("key", "value"):
-        column = batch.column(name)
-        offsets = np.frombuffer(column.buffers()[1], np.int32, count + 1, column.offset * 4)
-        ends += offsets[1:].astype(np.int64) - int(offsets[0])
+    for column in columns:
+        ends += _data_ends(column)
     start, before = 0, 0
     while start < count:
         stop = int(np.searchsorted(ends, before + block_bytes, side="right"))

@@ -1,0 +1,141 @@
+"""The last values of a changelog of typed columns, as keys and dicts of values instead of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from keyfold.statestore.kv.api import Entries, KeyValueStore, ReadOnlyStore
+from keyfold.statestore.kv.serdes import TypedStore, TypedView
+from keyfold.statestore.schema.columns import Columns
+
+#: The rows of a range that are converted at a time: at first, and at most.
+_FIRST_ROWS: Final = 16
+_ROWS_MAX: Final = 4096
+
+
+class LastValuesView(Protocol):
+    """The last values of a changelog, read as what they are: bytes as in `ReadOnlyStore`, or keys and dicts
+    of typed columns as in `ColumnsView`.
+    """
+
+    def get(self, key: Any) -> Any: ...
+
+    def get_all(self, keys: Any) -> Any: ...
+
+    def range(self, from_: Any = None, to: Any = None) -> Entries[Any, Any]: ...
+
+    def prefix(self, prefix: Any) -> Entries[Any, Any]: ...
+
+    def all(self) -> Entries[Any, Any]: ...
+
+    def snapshot(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class KeySerde:
+    """Keys: the value of the only key column, or a tuple of values in the order of the key columns. In Arrow
+    the column, or a struct of the columns.
+    """
+
+    keeps_prefix = False
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def serialize(self, value: object) -> bytes:
+        return self._columns.encode_key(*_parts(value))
+
+    def deserialize(self, data: bytes) -> Any:
+        (row,) = self.from_binary(pa.array([data], pa.binary())).to_pylist()
+        return tuple(row.values()) if len(self._columns.keys) > 1 else row
+
+    def to_binary(self, values: pa.Array) -> pa.Array:
+        return self._columns.encode_keys(values.flatten() if len(self._columns.keys) > 1 else [values])
+
+    def from_binary(self, data: pa.Array) -> pa.Array:
+        columns = self._columns.decode_keys(data)
+        if len(columns) == 1:
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, list(self._columns.keys))
+
+
+class RowSerde:
+    """Values: a dict of the value columns; in Arrow a struct."""
+
+    keeps_prefix = False
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._names = frozenset(field.name for field in columns.value_type)
+
+    def serialize(self, value: Mapping[str, Any]) -> bytes:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"expected a dict of columns, not {type(value).__name__}")
+        if unknown := sorted(map(str, set(value) - self._names)):
+            raise ValueError(f"no value columns of this changelog: {', '.join(unknown)}")
+        try:
+            return self._columns.encode_row(value)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
+            raise ValueError(f"a value does not have its column's type ({type(e).__name__})") from None
+
+    def deserialize(self, data: bytes) -> dict[str, Any]:
+        return self._columns.decode_row(data)
+
+    def to_binary(self, values: pa.Array) -> pa.Array:
+        return self._columns.encode_rows(values)
+
+    def from_binary(self, data: pa.Array) -> pa.Array:
+        return self._columns.decode_rows(data)
+
+
+class ColumnsView(TypedView[Any, dict[str, Any]]):
+    """The last values of typed columns: `get("to")` gives a dict such as `{"count": 2}`. Keys of several
+    columns are tuples. `range` takes bounds with the values of the first key columns, `prefix` the values of
+    the first ones, or text or bytes that a key begins with. Arrow arrays in give Arrow arrays out.
+    """
+
+    def __init__(self, store: ReadOnlyStore, columns: Columns, *, owns: bool = False) -> None:
+        self._keys_of = KeySerde(columns)
+        super().__init__(store, self._keys_of, RowSerde(columns), owns=owns)
+        self._columns = columns
+
+    def prefix(self, prefix: object) -> Entries[Any, dict[str, Any]]:
+        return self._typed(self._reads.prefix(self._columns.prefix(prefix)))
+
+    def snapshot(self) -> ColumnsView:
+        return ColumnsView(self._reads.snapshot(), self._columns, owns=True)
+
+    def _typed(self, below: Entries[bytes, bytes]) -> Entries[Any, dict[str, Any]]:
+        """Many are converted at a time, at first few: most ranges are short."""
+
+        def rows() -> Iterator[tuple[Any, dict[str, Any]]]:
+            count = _FIRST_ROWS
+            while some := list(islice(below, count)):
+                keys, values = (pa.array(column, pa.binary()) for column in zip(*some, strict=True))
+                found = self._keys_of.from_binary(keys).to_pylist()
+                if len(self._columns.keys) > 1:
+                    found = [tuple(key.values()) for key in found]
+                yield from zip(found, self._columns.decode_rows(values).to_pylist(), strict=True)
+                count = min(2 * count, _ROWS_MAX)
+
+        return Entries(rows(), below.close)
+
+    def _bound(self, key: object) -> bytes | None:
+        return None if key is None else self._columns.key_bound(*_parts(key))
+
+
+class ColumnsStore(ColumnsView, TypedStore[Any, dict[str, Any]]):
+    """The same, which is also written."""
+
+    def __init__(self, store: KeyValueStore, columns: Columns, *, owns: bool = False) -> None:
+        ColumnsView.__init__(self, store, columns, owns=owns)
+        self._writes = store
+
+
+def _parts(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,162 @@
+"""One row at a time: the same bytes as `rows`, from and to Python values, without the cost of Arrow's arrays.
+
+The usual types are converted here, the others by `rows`. Python values are those of Arrow's `as_py`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from keyfold.statestore.schema import rows
+
+_UTC_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_EPOCH: Final = _UTC_EPOCH.replace(tzinfo=None)
+_EPOCH_DAY: Final = dt.date(1970, 1, 1).toordinal()
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
+
+#: Type of the Python value, its struct format, and how the number in the row becomes the value and back.
+_Fixed = tuple[type, str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]
+
+
+class _Other(Exception):
+    """A value of a type that is left to Arrow."""
+
+
+def decode(data: bytes, kind: pa.StructType) -> dict[str, Any]:
+    """The values in a row. Raises `ValueError` if the bytes are not a row of this type."""
+    plan = _plan(kind)
+    if plan is None:
+        found: dict[str, Any] = rows.decode(pa.array([data], pa.binary()), kind)[0].as_py()
+        return found
+    return plan.decode(data)
+
+
+def encode(value: Mapping[str, Any], kind: pa.StructType, schema_id: int) -> bytes:
+    """The row with these values; a field that is left out is null.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowTypeError, OverflowError: A value does not have its field's type.
+    """
+    plan = _plan(kind)
+    if plan is not None:
+        try:
+            return plan.encode(value, schema_id)
+        except (_Other, struct.error):
+            pass
+    packed: bytes = rows.encode(pa.array([dict(value)], kind), schema_id)[0].as_py()
+    return packed
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(kind: pa.StructType) -> _Plan | None:
+    fields = [kind.field(i) for i in range(kind.num_fields)]
+    known = [_FIXED.get(field.type) for field in fields]
+    if any(k is None and field.type not in _VARIABLE for k, field in zip(known, fields, strict=True)):
+        return None
+    return _Plan([f.name for f in fields], [f.type for f in fields], known)
+
+
+class _Plan:
+    """How a row of a flat struct is read and written."""
+
+    def __init__(self, names: list[str], kinds: list[pa.DataType], known: list[_Fixed | None]) -> None:
+        self._fields = list(zip(names, kinds, known, strict=True))
+        self._null_bytes = -(-len(names) // 8)
+        formats = "".join("I" if k is None else k[1] for k in known)
+        self._fixed = struct.Struct(f"<H{self._null_bytes}s{formats}")
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        if len(data) < self._fixed.size:
+            raise ValueError("a row is too short")
+        _, bits, *numbers = self._fixed.unpack_from(data)
+        nulls, start, base = int.from_bytes(bits, "little"), self._fixed.size, self._fixed.size
+        found: dict[str, Any] = {}
+        for i, ((name, kind, known), number) in enumerate(zip(self._fields, numbers, strict=True)):
+            value: Any = number
+            if known is None:
+                stop = base + number
+                if not start <= stop <= len(data):
+                    raise ValueError("a field ends outside its row")
+                value, start = data[start:stop], stop
+                if pa.types.is_string(kind):
+                    value = value.decode()
+            elif known[2] is not None and not nulls >> i & 1:
+                value = known[2](number)
+            found[name] = None if nulls >> i & 1 else value
+        if start != len(data):
+            raise ValueError("a row is too long")
+        return found
+
+    def encode(self, value: Mapping[str, Any], schema_id: int) -> bytes:
+        nulls = end = 0
+        numbers: list[Any] = []
+        variable: list[bytes] = []
+        for i, (name, kind, known) in enumerate(self._fields):
+            part: Any = value.get(name)
+            if part is None:
+                nulls |= 1 << i
+                numbers.append(end if known is None else 0)
+            elif known is None:
+                data = _bytes(part, kind)
+                end += len(data)
+                numbers.append(end)
+                variable.append(data)
+            elif type(part) is not known[0]:
+                raise _Other
+            else:
+                numbers.append(part if known[3] is None else known[3](part))
+        head = self._fixed.pack(schema_id, nulls.to_bytes(self._null_bytes, "little"), *numbers)
+        return b"".join([head, *variable])
+
+
+def _bytes(value: Any, kind: pa.DataType) -> bytes:
+    if pa.types.is_string(kind):
+        if type(value) is not str:
+            raise _Other
+        return value.encode()
+    if type(value) is not bytes:
+        raise _Other
+    return value
+
+
+def _microseconds(value: dt.datetime) -> int:
+    if value.tzinfo is None:
+        return (value - _EPOCH) // _MICROSECOND
+    return (value - _UTC_EPOCH) // _MICROSECOND
+
+
+def _aware(value: dt.datetime) -> int:
+    if value.tzinfo is None:
+        raise _Other
+    return _microseconds(value)
+
+
+def _naive(value: dt.datetime) -> int:
+    if value.tzinfo is not None:
+        raise _Other
+    return _microseconds(value)
+
+
+_VARIABLE: Final = (pa.string(), pa.binary())
+_FIXED: Final[dict[pa.DataType, _Fixed]] = {
+    pa.bool_(): (bool, "?", None, None),
+    pa.int8(): (int, "b", None, None),
+    pa.int16(): (int, "h", None, None),
+    pa.int32(): (int, "i", None, None),
+    pa.int64(): (int, "q", None, None),
+    pa.float64(): (float, "d", None, None),
+    pa.date32(): (
+        dt.date,
+        "i",
+        lambda days: dt.date.fromordinal(days + _EPOCH_DAY),
+        lambda day: day.toordinal() - _EPOCH_DAY,
+    ),
+    pa.timestamp("us", "UTC"): (dt.datetime, "q", lambda us: _UTC_EPOCH + dt.timedelta(0, 0, us), _aware),
+    pa.timestamp("us"): (dt.datetime, "q", lambda us: _EPOCH + dt.timedelta(0, 0, us), _naive),
+}
