@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support.groups import MARKERS, Groups
+from support.places import in_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,11 @@ settings.load_profile(PROFILE)
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
 )
+
+# A changelog syncs every commit, and tests make and remove thousands of files: in memory that takes half
+# the time. Tests of what a real disk does mount one of their own. pytest reads the variable.
+if PROFILE != "soak" and (_memory := in_memory()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_memory))
 
 _RESUMING = (
     *("test_aggregate.py", "test_initial_state.py", "test_matrix.py", "test_resume.py"),
