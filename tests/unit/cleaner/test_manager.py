@@ -459,10 +459,11 @@ def test_a_dead_thread_is_counted_and_replaced(
     pool = Dying()
     config = {**CONFIG, "min.cleanable.dirty.ratio": 0, "cleaner.backoff.ms": 10}
     with Changelog.open(tmp_path / "log", config=config) as log:
-        append(log, 0, 1)
         log.engine.configure({"cleaner.threads": 1})
         POOL.remove(log.engine)
         log.engine.cleaning = CleanerManager(log.engine.writer)
+        # Only now: the pool that was removed would have cleaned it.
+        append(log, 0, 1)
         pool.add(log.engine)
         eventually(lambda: log.state.partitions[0].unique_end > 0)
         assert pool.dead_threads == 1
