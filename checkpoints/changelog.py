@@ -34,7 +34,7 @@ from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots
 from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, clone, take
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.statestore import arguments, filenames
-from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.errors import ConfigError, storage_errors
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.keys.partitioner import partition_of
 from keyfold.statestore.kv.api import check_key
@@ -536,15 +536,12 @@ class Changelog:
         dest = self.identity.config.snapshot_dest
         if not dest:
             return None
-        try:
+        with storage_errors(
+            "snapshot.dest cannot be accessed.", self.path,
+            expected="a location that can be read and written",
+            remedy="repair it, or set another snapshot.dest",
+        ):  # fmt: skip
             return work(Location(*located(dest, None, self.files)))
-        except OSError as e:
-            raise StorageFailed(
-                "snapshot.dest cannot be accessed.", path=e.filename or self.path,
-                expected="a location that can be read and written",
-                found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="repair it, or set another snapshot.dest",
-            ) from e  # fmt: skip
 
     # -- end ---------------------------------------------------------------------------------------
 
