@@ -148,7 +148,11 @@ def test_a_setting_that_always_has_a_value_is_never_none(name: str) -> None:
 def test_what_the_command_shows_it_takes(tmp_path: Path) -> None:
     """Both forms: the words of a line, and what JSON has."""
     path = str(tmp_path / "log")
-    changes = {"cleaner.io.max.bytes.per.second": "none", "snapshot.u": 2, "retention.ms": "7d"}
+    changes = {
+        "cleaner.io.max.bytes.per.second": "none",
+        "min.cleanable.dirty.ratio": 1 / 3,
+        "retention.ms": "7d",
+    }
     Changelog.open(path, config={**BY_HAND, **changes}).close()
 
     def run(*words: str) -> str:
