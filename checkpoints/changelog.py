@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
@@ -34,6 +33,7 @@ from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots
 from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, clone, take
 from keyfold.checkpoints.transaction import Transaction
 from keyfold.statestore import arguments, filenames
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import ConfigError, storage_errors
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.keys.partitioner import partition_of
@@ -50,7 +50,7 @@ _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.fie
 T = TypeVar("T")
 
 
-class Changelog:
+class Changelog(Closing):
     """An open changelog, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
 
     A changelog has one writer: every `open` to write in one process shares it, and another process is
@@ -559,14 +559,6 @@ class Changelog:
         self._closed = True
         if self._view_lock is not None:
             self._view_lock.close()
-
-    def __enter__(self) -> Changelog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         self._process.check()

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from keyfold.checkpoints import engine as engines
@@ -29,6 +28,7 @@ from keyfold.checkpoints.log.recovery import View, lock_of_writer, open_writer, 
 from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import arguments
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import ConfigError, KeyfoldError, WriterFenced, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.paths import AnyPath
@@ -45,7 +45,7 @@ _LOOK_SECONDS: Final = 0.02
 _REST_SECONDS: Final = 1.0
 
 
-class Standby:
+class Standby(Closing):
     """Follows the changelog at `path` and is ready to become its writer. A context manager.
 
         with Standby("var/counts") as standby:
@@ -148,14 +148,6 @@ class Standby:
                 self._updater.close()
                 self._followed.close()
                 self._place.close()
-
-    def __enter__(self) -> Standby:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,16 +23,15 @@ from keyfold.sink.batch_gate import (
     consume,
 )
 from keyfold.statestore import filenames
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import writable
 from keyfold.statestore.schema.columns import Columns
 
-Self = TypeVar("Self", bound="ForeachBatch")
 
-
-class ForeachBatch(ABC):
+class ForeachBatch(Closing):
     """A function for `foreachBatch`, bound to one changelog. Each query calls it on its own thread.
 
     `_opened` opens the changelog, and reopens it if its writer was fenced, which runs recovery.
@@ -233,14 +231,6 @@ class ForeachBatch(ABC):
             self._closed = True
             if self._log is not None:
                 self._log.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         """Only Spark Connect sends a foreachBatch function to another process."""
