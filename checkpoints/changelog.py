@@ -25,6 +25,7 @@ from keyfold.checkpoints.manifest.identity import (
     ChangelogMeta,
     check_partitions,
     check_same_partitions,
+    merged_config,
     read_identity,
 )
 from keyfold.checkpoints.manifest.resolve import At, check_no_missed_delete, partition_state, resolve_commit
@@ -123,7 +124,8 @@ class Changelog(Closing):
             check_partitions(partitions)
         if columns is not None and not isinstance(columns, Columns):
             raise arguments.wrong_type("columns", columns, "a Columns")
-        changes = LogConfig().with_changes({} if config is None else config)
+        config = {} if config is None else config
+        LogConfig.parsed(config)
         if mode == "r":
             if config or partitions is not None or steal:
                 raise ConfigError(
@@ -138,7 +140,7 @@ class Changelog(Closing):
         with reader.looked_at(root):
             if files.exists(root / filenames.IDENTITY):
                 check_same_partitions(root, read_identity(files, root), partitions)
-        creation = NewChangelog(partitions or 1, columns, changes)
+            creation = NewChangelog(partitions or 1, columns, merged_config(files, root, config))
         engine = engines.acquire(files, root, creation, clock_ms, steal=steal)
         try:
             check_same_partitions(root, engine.identity, partitions)

@@ -10,10 +10,10 @@ from typing import NoReturn
 from pyspark.sql import DataFrame, SparkSession
 
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.log.reader import looked_at
 from keyfold.checkpoints.log.writer import Batch, BlockFactory
-from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.idempotence import OnReset
-from keyfold.checkpoints.manifest.identity import check_partitions, read_identity
+from keyfold.checkpoints.manifest.identity import check_partitions, merged_config, read_identity
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.sink.batch_gate import (
     BatchGate,
@@ -54,8 +54,10 @@ class ForeachBatch(Closing):
         self._files = files
         self._intake = BatchGate(files, self.path, app_id, on_reset, accept_replay=accept_replay)
         self._partitions = partitions
-        LogConfig().with_changes(config or {})
-        self._config = dict(config or {})
+        config = {} if config is None else config
+        with looked_at(self.path):
+            merged_config(files, self.path, config)
+        self._config = dict(config)
         self._steal = steal
         self._log: Changelog | None = None
         #: uuid of the changelog that was opened first

@@ -165,14 +165,14 @@ class LogConfig:
         """`compression.type` under Arrow's name."""
         return None if self.compression_type == "none" else self.compression_type
 
-    def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
-        """These settings with some changed, by their Kafka names.
+    @classmethod
+    def parsed(cls, changes: Mapping[str, object]) -> dict[str, Any]:
+        """Settings by their Kafka names as fields, each one checked by itself.
 
         Raises:
-            ConfigError: an unknown name (the closest valid one is named), a value out of range, or two values
-                that exclude each other.
+            ConfigError: an unknown name (the closest valid one is named), or a value out of range.
         """
-        known = {f.metadata["name"]: f for f in fields(self)}
+        known = {f.metadata["name"]: f for f in fields(cls)}
         checked: dict[str, Any] = {}
         for name, value in arguments.mapping("config", changes).items():
             if name not in known:
@@ -193,7 +193,15 @@ class LogConfig:
                     f"Invalid value for the setting {name!r}.", expected=str(e), found=repr(shown),
                     remedy="correct the value",
                 ) from None  # fmt: skip
-        changed = replace(self, **checked)
+        return checked
+
+    def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
+        """These settings with some changed, by their Kafka names.
+
+        Raises:
+            ConfigError: see `parsed`; or two values exclude each other.
+        """
+        changed = replace(self, **self.parsed(changes))
         if changed.anchors_auto > changed.commits_retained:
             raise ConfigError(
                 "anchors.auto is larger than commits.retained.",

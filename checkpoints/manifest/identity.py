@@ -8,7 +8,7 @@ A CRC32C over all other fields protects it: a wrong number of partitions would s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -101,6 +101,15 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
         return ChangelogMeta(uuid, int(fields["partitions"]), columns, config, app, snapshot)
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise damaged(root / filenames.IDENTITY, e) from e
+
+
+def merged_config(files: Files, root: Path, changes: Mapping[str, object]) -> LogConfig:
+    """The settings of the changelog at `root`, or the defaults if there is none yet, with some changed.
+
+    Raises `ConfigError`, and the errors of `read_identity`.
+    """
+    exists = bool(changes) and files.exists(root / filenames.IDENTITY)
+    return (read_identity(files, root).config if exists else LogConfig()).with_changes(changes)
 
 
 def write_identity(files: Files, root: Path, identity: ChangelogMeta) -> None:
