@@ -57,6 +57,9 @@ BLOCK_RECORDS_MAX: Final = 1 << 20
 #: A block cannot be larger: Arrow's `binary` has 32-bit offsets.
 VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
+#: A compressed block up to this size is decoded by the calling thread alone.
+_SMALL_BYTES: Final = 64 << 10
+
 _PREFIX_BYTES: Final = 8
 
 
@@ -132,6 +135,10 @@ def decode(block: pa.Buffer, *, own: bool = True) -> pa.RecordBatch:
     Args:
         own: False for bytes from an untrusted source: then every offset and length in them is also validated.
     """
+    if own and block.size <= _SMALL_BYTES and _is_compressed(block):
+        # Only a stream can be decoded without Arrow's threads, for which a small block would mostly wait.
+        stream = pa.py_buffer(STREAM_HEADER + block.to_pybytes())
+        return next(decode_stream(stream, len(STREAM_HEADER)))
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(block), RECORD_SCHEMA)
     if not own:
         batch.validate(full=True)
@@ -142,8 +149,8 @@ def decode_stream(data: pa.Buffer, position: int, columns: Sequence[str] = ()) -
     """The records of each block, starting with the block at `position`, in bytes that begin with
     `STREAM_HEADER`. A block is read only when it is requested.
 
-    Unlike `decode`, this does not decompress the buffers of a block on several threads: most bytes are in one
-    buffer, so that costs more than it saves.
+    Unlike `decode` of a large block, this does not decompress the buffers of a block on several threads: most
+    bytes are in one buffer, so that costs more than it saves.
 
     Args:
         columns: The names of the columns to read; empty for all. Other columns are not decompressed.
@@ -238,6 +245,13 @@ def size_of(block: pa.Buffer) -> BlockSize:
     return BlockSize(
         len(data), body + sum(-(-n // 8) * 8 for n in sizes), sum(sizes[_KEY_BUFFERS]), codec, records
     )
+
+
+def _is_compressed(block: pa.Buffer) -> bool:
+    try:
+        return bool(_Table.root(memoryview(block), _PREFIX_BYTES).table(2).field(3))
+    except IndexError:
+        return False
 
 
 def _raw(data: memoryview, place: int, length: int) -> int:
