@@ -9,6 +9,10 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
+# `pip` compiles no module (see `install`): the first process that imports one must keep what it compiled. Spark starts
+# hundreds of Python processes, and without that each spends two seconds on it.
+unexport PYTHONDONTWRITEBYTECODE
+
 DEMO := .venv-demo
 TEST := .venv-test
 LOWEST := .venv-lowest

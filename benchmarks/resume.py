@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from keyfold import Changelog, ChangelogSink, Store, TaskSink, aggregate, register, resume_if_lost
+from keyfold import Changelog, ChangelogSink, Store, TaskSink, aggregate, resume_if_lost
 from keyfold.sink.task_sink import Int64Serde, StringSerde
 from keyfold.statestore.schema.columns import Columns
 
@@ -79,7 +79,6 @@ def session(folder: Path) -> SparkSession:
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
-    register(made)
     return made
 
 

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from keyfold.checkpoints.manifest.identity import (
     ChangelogMeta,
     check_partitions,
     check_same_partitions,
+    merged_config,
     read_identity,
 )
 from keyfold.checkpoints.manifest.resolve import At, check_no_missed_delete, partition_state, resolve_commit
@@ -34,7 +34,8 @@ from keyfold.checkpoints.snapshot.repository import KeptSnapshot, kept_snapshots
 from keyfold.checkpoints.snapshot.snapshot import Location, Snapshot, check_destination, clone, take
 from keyfold.checkpoints.transaction import ColumnsTransaction
 from keyfold.statestore import arguments, filenames
-from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.closing import Closing
+from keyfold.statestore.errors import ConfigError, storage_errors
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.keys.partitioner import partition_of
 from keyfold.statestore.kv.api import check_key
@@ -51,7 +52,7 @@ _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.fie
 T = TypeVar("T")
 
 
-class Changelog:
+class Changelog(Closing):
     """An open changelog, to write (`mode="w"`) or to read (`mode="r"`). Use it as a context manager.
 
     A changelog has one writer: every `open` to write in one process shares it, and another process is
@@ -124,7 +125,8 @@ class Changelog:
             check_partitions(partitions)
         if columns is not None and not isinstance(columns, Columns):
             raise arguments.wrong_type("columns", columns, "a Columns")
-        changes = LogConfig().with_changes({} if config is None else config)
+        config = {} if config is None else config
+        LogConfig.parsed(config)
         if mode == "r":
             if config or partitions is not None or steal:
                 raise ConfigError(
@@ -139,7 +141,7 @@ class Changelog:
         with reader.looked_at(root):
             if files.exists(root / filenames.IDENTITY):
                 check_same_partitions(root, read_identity(files, root), partitions)
-        creation = NewChangelog(partitions or 1, columns, changes)
+            creation = NewChangelog(partitions or 1, columns, merged_config(files, root, config))
         engine = engines.acquire(files, root, creation, clock_ms, steal=steal)
         try:
             check_same_partitions(root, engine.identity, partitions)
@@ -564,15 +566,12 @@ class Changelog:
         dest = self.identity.config.snapshot_dest
         if not dest:
             return None
-        try:
+        with storage_errors(
+            "snapshot.dest cannot be accessed.", self.path,
+            expected="a location that can be read and written",
+            remedy="repair it, or set another snapshot.dest",
+        ):  # fmt: skip
             return work(Location(*located(dest, None, self.files)))
-        except OSError as e:
-            raise StorageFailed(
-                "snapshot.dest cannot be accessed.", path=e.filename or self.path,
-                expected="a location that can be read and written",
-                found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="repair it, or set another snapshot.dest",
-            ) from e  # fmt: skip
 
     # -- end ---------------------------------------------------------------------------------------
 
@@ -590,14 +589,6 @@ class Changelog:
         self._closed = True
         if self._view_lock is not None:
             self._view_lock.close()
-
-    def __enter__(self) -> Changelog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         self._process.check()

@@ -17,7 +17,7 @@ from keyfold.checkpoints.manifest.entries import RollbackEntry
 from keyfold.checkpoints.manifest.resolve import At, resolve_commit
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.errors import ConfigError, storage_errors
 from keyfold.statestore.segment.reader import read_segments
 from keyfold.statestore.segment.writer import Segment, SegmentWriter
 
@@ -41,15 +41,13 @@ def roll_back(writer: Writer, cleaning: CleanerManager, to: At) -> Commit:
                 partition: _cut(writer, state, partition, end, made)
                 for partition, end in enumerate(commit.ends)
             }
-        except BaseException as e:
+        except BaseException:
             discard_segments(made)
-            if isinstance(e, OSError):
-                raise StorageFailed(
-                    "The log could not be rolled back; it is unchanged.", path=e.filename or writer.root,
-                    expected="a write that succeeds", found=f"{type(e).__name__}: {e.strerror or e}",
-                    remedy="free or repair the disk, then roll back again",
-                ) from e  # fmt: skip
-            raise
+            with storage_errors(
+                "The log could not be rolled back; it is unchanged.", writer.root,
+                expected="a write that succeeds", remedy="free or repair the disk, then roll back again",
+            ):  # fmt: skip
+                raise
         swapped = {
             partition: (tuple(s.name for s in out), tuple(added))
             for partition, (out, added) in parts.items()

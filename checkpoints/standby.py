@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from keyfold.checkpoints import engine as engines
@@ -29,7 +28,8 @@ from keyfold.checkpoints.log.recovery import View, lock_of_writer, open_writer, 
 from keyfold.checkpoints.manifest.identity import ChangelogMeta, read_identity
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import arguments
-from keyfold.statestore.errors import ConfigError, KeyfoldError, StorageFailed, WriterFenced
+from keyfold.statestore.closing import Closing
+from keyfold.statestore.errors import ConfigError, KeyfoldError, WriterFenced, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import writable
@@ -45,7 +45,7 @@ _LOOK_SECONDS: Final = 0.02
 _REST_SECONDS: Final = 1.0
 
 
-class Standby:
+class Standby(Closing):
     """Follows the changelog at `path` and is ready to become its writer. A context manager.
 
         with Standby("var/counts") as standby:
@@ -77,13 +77,13 @@ class Standby:
         self._followed = _Followed(files, self.path)
         try:
             self._place = StandbyStoreDirs(files, self.path)
-        except OSError as e:
+        except OSError:
             self._followed.close()
-            raise StorageFailed(
-                "A standby cannot write its last values here.", path=e.filename or self.path,
-                expected="a writable directory", found=f"{type(e).__name__}: {e.strerror or e}",
+            with storage_errors(
+                "A standby cannot write its last values here.", self.path, expected="a writable directory",
                 remedy="free or repair the disk, or grant this user the right to write there",
-            ) from e  # fmt: skip
+            ):  # fmt: skip
+                raise
         self._updater = StateUpdater(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
         self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
         self._thread.start()
@@ -149,14 +149,6 @@ class Standby:
                 self._followed.close()
                 self._place.close()
 
-    def __enter__(self) -> Standby:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # -- waiting -----------------------------------------------------------------------------------
 
     def _is_warm(self, target: tuple[int, ...]) -> bool:
@@ -167,14 +159,11 @@ class Standby:
             raise
 
     def _try_lock(self, steal: bool) -> OpenFile | None:
-        try:
+        with storage_errors(
+            "The writer's lock cannot be accessed.", self.path, expected="the directory of a changelog",
+            remedy="put the changelog back, or follow another one",
+        ):  # fmt: skip
             return lock_of_writer(self._files, self.path, steal=steal)
-        except OSError as e:
-            raise StorageFailed(
-                "The writer's lock cannot be accessed.", path=e.filename or self.path,
-                expected="the directory of a changelog", found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="put the changelog back, or follow another one",
-            ) from e  # fmt: skip
 
     def _check_time(self, until: float | None) -> None:
         if until is not None and time.monotonic() >= until:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.log.reader import looked_at
 from keyfold.checkpoints.log.writer import Batch, BlockFactory
-from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.idempotence import OnReset
-from keyfold.checkpoints.manifest.identity import check_partitions, read_identity
+from keyfold.checkpoints.manifest.identity import check_partitions, merged_config, read_identity
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.sink.batch_gate import (
     BatchGate,
@@ -24,16 +23,15 @@ from keyfold.sink.batch_gate import (
     consume,
 )
 from keyfold.statestore import filenames
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import writable
 from keyfold.statestore.schema.columns import Columns
 
-Self = TypeVar("Self", bound="ForeachBatch")
 
-
-class ForeachBatch(ABC):
+class ForeachBatch(Closing):
     """A function for `foreachBatch`, bound to one changelog. Each query calls it on its own thread.
 
     `_opened` opens the changelog, and reopens it if its writer was fenced, which runs recovery.
@@ -56,8 +54,10 @@ class ForeachBatch(ABC):
         self._files = files
         self._intake = BatchGate(files, self.path, app_id, on_reset, accept_replay=accept_replay)
         self._partitions = partitions
-        LogConfig().with_changes(config or {})
-        self._config = dict(config or {})
+        config = {} if config is None else config
+        with looked_at(self.path):
+            merged_config(files, self.path, config)
+        self._config = dict(config)
         self._steal = steal
         self._log: Changelog | None = None
         #: uuid of the changelog that was opened first
@@ -233,14 +233,6 @@ class ForeachBatch(ABC):
             self._closed = True
             if self._log is not None:
                 self._log.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         """Only Spark Connect sends a foreachBatch function to another process."""

@@ -30,7 +30,7 @@ from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.sink import offset_log
 from keyfold.sink.offset_log import OffsetLog
 from keyfold.sink.query_plan import query_start
-from keyfold.statestore.errors import BatchConflict, ConfigError, StorageFailed
+from keyfold.statestore.errors import BatchConflict, ConfigError, StorageFailed, reason
 from keyfold.statestore.files import Files
 
 _log = logging.getLogger("keyfold")
@@ -280,6 +280,6 @@ def _sync(offsets: OffsetLog, batch: int) -> None:
             "Cannot sync the query's checkpoint; the batch is not committed.",
             path=str(offsets),
             expected="a successful fsync",
-            found=f"{type(e).__name__}: {e.strerror or e}",
+            found=reason(e),
             remedy="repair the disk, then restart the query",
         ) from e

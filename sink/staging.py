@@ -26,7 +26,7 @@ from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import types as T
 
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
+from keyfold.statestore.errors import BadRecord, Damaged, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.keys.partitioner import partitions_of
 from keyfold.statestore.schema import key_codec
@@ -116,15 +116,13 @@ class Stage:
         path = filenames.staged(Path(self.directory), self.batch, task, attempt)
         writing = _Writing(files, path, task, attempt)
         try:
-            return self._run(writing, batches)
-        except OSError as e:
-            raise StorageFailed(
+            with storage_errors(
                 "A task failed to write its part of the batch.",
-                path=path,
+                path,
                 expected="a directory that every task can write to",
-                found=f"{type(e).__name__}: {e.strerror or e}",
                 remedy='free or repair the disk; if tasks run on other machines, use placement="driver"',
-            ) from e
+            ):
+                return self._run(writing, batches)
         finally:
             writing.close()
 
@@ -375,16 +373,13 @@ def _compressed(block: np.ndarray, compression: str) -> pa.Buffer:
 def _read(files: Files, stage: Stage, s: Staged) -> pa.Buffer:
     """A staged block. It is read, not mapped: mapped pages would count as the driver's memory."""
     path = filenames.staged(Path(stage.directory), stage.batch, s.task, s.attempt)
-    try:
+    with storage_errors(
+        "The driver cannot read a file that a task wrote.",
+        path,
+        expected="a disk that the tasks and the driver share",
+        remedy='use placement="driver"',
+    ):
         data = files.read(path, s.position, s.length)
-    except OSError as e:
-        raise StorageFailed(
-            "The driver cannot read a file that a task wrote.",
-            path=path,
-            expected="a disk that the tasks and the driver share",
-            found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy='use placement="driver"',
-        ) from e
     if len(data) != s.length or crc32c(data) != s.crc:
         raise Damaged(
             "A staged block does not match its checksum.",

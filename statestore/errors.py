@@ -22,6 +22,8 @@ Messages never contain record contents.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -144,3 +146,19 @@ class ViewExpired(KeyfoldError):
 
 class NotResumable(KeyfoldError):
     """The source position of a query cannot be returned as source options."""
+
+
+def reason(error: OSError) -> str:
+    """What the operating system says: the `found` of an error."""
+    return f"{type(error).__name__}: {error.strerror or error}"
+
+
+@contextlib.contextmanager
+def storage_errors(what: str, path: str | Path, *, expected: str, remedy: str) -> Iterator[None]:
+    """Raises `StorageFailed` for an `OSError`. The error names the file, or `path` if no file is known."""
+    try:
+        yield
+    except OSError as e:
+        raise StorageFailed(
+            what, path=e.filename or path, expected=expected, found=reason(e), remedy=remedy
+        ) from e

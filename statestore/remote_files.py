@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from keyfold.statestore.arguments import wrong_type
-from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.errors import ConfigError, StorageFailed, reason
 from keyfold.statestore.files import LOCAL, Data, Files, OpenFile
 from keyfold.statestore.paths import AnyPath, local_path, remote_scheme, text_of
 
@@ -229,7 +229,7 @@ def _room() -> Iterator[None]:
     except OSError as e:
         raise StorageFailed(
             "Cannot copy a remote file to the temporary directory.", path=tempfile.gettempdir(),
-            expected="a directory with enough free space", found=f"{type(e).__name__}: {e.strerror or e}",
+            expected="a directory with enough free space", found=reason(e),
             remedy="free disk space, or set TMPDIR to a directory with enough space",
         ) from e  # fmt: skip
 

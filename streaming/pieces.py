@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from keyfold.checkpoints.manifest.identity import read_identity
+from keyfold.checkpoints.manifest.identity_file import read_uuid
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import KeyfoldError, ViewExpired
 from keyfold.statestore.files import LOCAL, Files
@@ -68,7 +68,7 @@ class Piece(InputPartition):
 
     def _check_same_changelog(self, files: Files) -> None:
         try:
-            found = read_identity(files, self.root).uuid
+            found = read_uuid(files, self.root)
         except KeyfoldError as e:
             raise self._expired(e, f"the changelog {self.uuid}", e.found) from e
         if found != self.uuid:

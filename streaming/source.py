@@ -97,11 +97,12 @@ class KeyfoldSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("keyfold")` with a session in which Spark has not found it by itself.
+    """Register `format("keyfold")` with a session that does not find it without help.
 
-    Spark looks for packages named `pyspark_…` on Python's path, and finds the one that is installed with
-    keyfold. Call this for a session that was started before keyfold was installed, or with another path. A
-    second call does no harm.
+    Where keyfold is installed, or on `PYTHONPATH`, Spark finds the data source: no call is needed. Spark
+    looks once, with the Python of its workers (`PYSPARK_PYTHON`). Call this where that Python gets keyfold
+    later: by `--py-files`, by `SparkContext.addPyFile`, or by an install while the session runs. A second
+    call does no harm.
 
     Raises:
         ConfigError: the session is one of Spark Connect.

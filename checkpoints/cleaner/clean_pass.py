@@ -31,7 +31,7 @@ from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.entries import SwapEntry
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import StorageFailed, ViewExpired
+from keyfold.statestore.errors import StorageFailed, ViewExpired, reason
 from keyfold.statestore.segment.block import record_schema
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment, SegmentWriter
@@ -174,7 +174,7 @@ class CleanPass:
             raise StorageFailed(
                 "A cleaner pass could not write its copy. The groups that it has not swapped are unchanged.",
                 path=error.filename or self._directory, expected="a write that succeeds",
-                found=f"{type(error).__name__}: {error.strerror or error}",
+                found=reason(error),
                 remedy="free or repair the disk",
             ) from error  # fmt: skip
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from keyfold.checkpoints.compaction.fold import last_per_key
 from keyfold.checkpoints.lastvalues.directories import StoreDirs
+from keyfold.checkpoints.log import descriptors
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
@@ -26,6 +27,7 @@ from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.files import Files
 from keyfold.statestore.kv.api import joined
 from keyfold.statestore.rocksdb.database import Database
+from keyfold.statestore.rocksdb.db import too_many_files
 from keyfold.statestore.rocksdb.format import stored_keys
 from keyfold.statestore.rocksdb.store import LastValues, StoreId, StoreUnusable, apply_together
 from keyfold.statestore.segment.block import RECORD_SCHEMA
@@ -145,6 +147,10 @@ class KeptStores:
                 yield from self._follow(state, partitions)
                 return
             except StoreUnusable as e:
+                exhausted = out_of_files(e, self._followed.root)
+                if exhausted is not None:
+                    self._release()
+                    raise exhausted from e
                 log.warning("changelog %s: rebuilding the last values: %s", self._followed.root, e)
                 self.discard()
                 if attempt == _REBUILDS_MAX:
@@ -221,6 +227,8 @@ class KeptStores:
                     database = self._opened(path, state)
                     continue
                 except StoreUnusable as e:
+                    if out_of_files(e, root) is not None:
+                        raise
                     log.info("changelog %s: cannot use the last values in %s: %s", root, path.name, e)
             files.remove_tree(path)
         return database or self._opened(self._place.new(), state)
@@ -251,6 +259,15 @@ class KeptStores:
 
         Raises `WriterFenced` where they are another's by now.
         """
+        database = self._release()
+        if database is not None:
+            self._place.prove()
+            database.destroy()
+
+    def _release(self) -> Database | None:
+        """Close the stores without a flush. They are opened again when they are next brought to a state: a
+        RocksDB that could not write accepts no more writes.
+        """
         database, self._database = self._database, None
         self._done = [None] * len(self._done)
         self.clearings += 1
@@ -258,8 +275,7 @@ class KeptStores:
         if database is not None:
             with suppress(StoreUnusable):
                 database.release()
-            self._place.prove()
-            database.destroy()
+        return database
 
     def move(self, followed: Followed, place: StoreDirs) -> None:
         """Follow another source of the same log, with the same stores in another directory."""
@@ -286,6 +302,14 @@ class KeptStores:
         if self._database is not None:
             with suppress(StoreUnusable):
                 self._database.close()
+
+
+def out_of_files(error: StoreUnusable, root: Path) -> StorageFailed | None:
+    """The error to raise if too many files are open: the store is not damaged, so it is not rebuilt."""
+    found = too_many_files(str(error.found))
+    if found is None:
+        return None
+    return descriptors.too_many_files(found, root, "the last values cannot be read or written")
 
 
 class Step:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from keyfold.checkpoints.lastvalues.current import CurrentValues
 from keyfold.checkpoints.lastvalues.directories import StoreDirs, WriterStoreDirs
-from keyfold.checkpoints.lastvalues.stores import Followed, KeptStores
+from keyfold.checkpoints.lastvalues.stores import Followed, KeptStores, out_of_files
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore.errors import Damaged, KeyfoldError, StorageFailed, WriterFenced
@@ -177,7 +177,7 @@ class StateUpdater:
         """
         kept = self._kept
         for _ in range(_READS_MAX):
-            clearings = kept.clearings
+            clearings, exhausted = kept.clearings, None
             try:
                 found = ask()
                 if kept.clearings == clearings:
@@ -188,14 +188,22 @@ class StateUpdater:
                 if kept.clearings == clearings:
                     raise
             except StoreUnusable as e:
-                log.warning("changelog %s: cannot read the last values: %s", self._followed.root, str(e))
-                with self._changed:
-                    failures = self._failures
-                    self._distrust(clearings)
-                    while kept.clearings == clearings:
-                        self._check(failures)
-                        self._changed.wait(_LOOK_SECONDS)
+                exhausted = out_of_files(e, self._followed.root)
+                if exhausted is None:
+                    log.warning("changelog %s: cannot read the last values: %s", self._followed.root, str(e))
+                    self._await_rebuilt(clearings)
+            if exhausted is not None:
+                # Out here: the frames of the first error can refer to an iterator that keeps RocksDB's lock.
+                raise exhausted
         return ask()
+
+    def _await_rebuilt(self, clearings: int) -> None:
+        with self._changed:
+            failures = self._failures
+            self._distrust(clearings)
+            while self._kept.clearings == clearings:
+                self._check(failures)
+                self._changed.wait(_LOOK_SECONDS)
 
     @property
     def clearings(self) -> int:
@@ -206,6 +214,9 @@ class StateUpdater:
         """Have the stores built again, unless they were already since the count was `clearings`; returns the
         error to raise in the middle of a read as of one commit.
         """
+        exhausted = out_of_files(error, self._followed.root)
+        if exhausted is not None:
+            return exhausted
         log.warning("changelog %s: cannot read the last values: %s", self._followed.root, str(error))
         with self._changed:
             self._distrust(clearings)

@@ -45,7 +45,7 @@ from typing import Final
 from keyfold.checkpoints.log.processes import OwnProcess, ProcessLock
 from keyfold.checkpoints.manifest.journal import JournalWriter
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import StorageFailed, WriterFenced
+from keyfold.statestore.errors import StorageFailed, WriterFenced, reason
 from keyfold.statestore.files import Files, OpenFile
 
 log = logging.getLogger("keyfold")
@@ -233,7 +233,7 @@ class Ownership:
             self.fence(f"writing {what} failed: {e.strerror or e}", _REPAIR)
             raise StorageFailed(
                 f"Writing {what} failed{outcome and '; '}{outcome}.", path=e.filename or self._root,
-                expected="a write and an fsync that succeed", found=f"{type(e).__name__}: {e.strerror or e}",
+                expected="a write and an fsync that succeed", found=reason(e),
                 remedy="free or repair the disk, then open the changelog again"
                 + (_LOOK if outcome.startswith("whether") else "; earlier commits are safe"),
             ) from e  # fmt: skip

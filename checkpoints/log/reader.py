@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,23 +13,17 @@ import pyarrow.compute as pc
 from keyfold.checkpoints.manifest.resolve import partition_state
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import CompactedAway, ConfigError, StorageFailed
+from keyfold.statestore.errors import CompactedAway, ConfigError, storage_errors
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.reader import read_segments
 
 
-@contextmanager
-def looked_at(root: Path) -> Iterator[None]:
+def looked_at(root: Path) -> AbstractContextManager[None]:
     """Raises `StorageFailed` if the system refuses a path, or this user may not read it."""
-    try:
-        yield
-    except OSError as e:
-        raise StorageFailed(
-            "The changelog cannot be read.", path=e.filename or root,
-            expected="a valid path that this user may read",
-            found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="correct the path, or grant this user the right to read it",
-        ) from e  # fmt: skip
+    return storage_errors(
+        "The changelog cannot be read.", root, expected="a valid path that this user may read",
+        remedy="correct the path, or grant this user the right to read it",
+    )  # fmt: skip
 
 
 def last_value(

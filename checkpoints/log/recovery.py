@@ -49,7 +49,7 @@ from keyfold.statestore.errors import (
     Damaged,
     KeyfoldError,
     NotAChangelog,
-    StorageFailed,
+    storage_errors,
 )
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.schema.columns import Columns
@@ -124,15 +124,13 @@ def open_writer(
             files.close(lock)
         if ownership is not None:
             ownership.close()
-        if not isinstance(e, OSError):
-            raise
-        if is_too_many(e):
+        if isinstance(e, OSError) and is_too_many(e):
             raise too_many_files(e, root, "the changelog cannot be opened to write") from e
-        raise StorageFailed(
-            "The changelog cannot be opened to write.", path=e.filename or root,
-            expected="a writable directory", found=f"{type(e).__name__}: {e.strerror or e}",
+        with storage_errors(
+            "The changelog cannot be opened to write.", root, expected="a writable directory",
             remedy='free or repair the disk, or open it with mode="r"',
-        ) from e  # fmt: skip
+        ):  # fmt: skip
+            raise
 
 
 def _no_manifest(files: Files, root: Path) -> Damaged:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from keyfold.checkpoints.compaction.fold import last_values
 from keyfold.checkpoints.log.spill import KeySpill
-from keyfold.statestore.errors import StorageFailed
+from keyfold.statestore.errors import storage_errors
 from keyfold.statestore.files import LOCAL, Files, temporary
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
@@ -63,14 +63,12 @@ class Rereading:
         self._held += keys.nbytes
         if self._held <= _HELD_BYTES:
             return keys
-        try:
+        with storage_errors(
+            "The keys of a state cannot be written to a temporary file.", self._directory.parent,
+            expected="a directory with free space",
+            remedy="free disk space, or set TMPDIR to a directory with free space",
+        ):  # fmt: skip
             return self._spill.hold(keys)
-        except OSError as e:
-            raise StorageFailed(
-                "The keys of a state cannot be written to a temporary file.", path=self._directory.parent,
-                expected="a directory with free space", found=f"{type(e).__name__}: {e.strerror or e}",
-                remedy="free disk space, or set TMPDIR to a directory with free space",
-            ) from e  # fmt: skip
 
     def __enter__(self) -> Rereading:
         return self

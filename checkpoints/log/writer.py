@@ -149,9 +149,8 @@ class Writer:
             StorageFailed: too many files are open. The batch was not committed, and the writer is not fenced.
 
         Errors raised while the blocks are produced pass through: the batch was not committed, and the writer
-            is
-        not fenced. A failure after the commit, such as in rolling the journal, fences the writer and is not
-        raised here.
+        is not fenced. A failure after the commit, such as in rolling the journal, fences the writer and is
+        not raised here.
         """
         with self.exclusive:
             self.ownership.check_usable(NOTHING_COMMITTED)

@@ -113,31 +113,6 @@ def _option(name: str, default: object, parse: Callable[[object], object], *, no
     return field(default=default, metadata={"name": name, "parse": parsed, "none": none})
 
 
-_U: Final = "snapshot.u"
-_RATIO: Final = "min.cleanable.dirty.ratio"
-
-
-def _without_u(changes: Mapping[str, object]) -> Mapping[str, object]:
-    """The same settings, with `snapshot.u` converted to a dirty ratio."""
-    if _U not in changes:
-        return changes
-    if _RATIO in changes:
-        raise ConfigError(
-            f"{_U} and {_RATIO} exclude each other: both set the same ratio.", expected="one of them",
-            found="both", remedy="leave one out",
-        )  # fmt: skip
-    try:
-        u = float(str(changes[_U]))
-    except ValueError:
-        u = -1.0
-    if not 0 <= u < float("inf"):
-        raise ConfigError(
-            f"Invalid value for the setting {_U!r}.", expected="a number, 0 or more",
-            found=repr(changes[_U]), remedy="correct the value",
-        )  # fmt: skip
-    return {name: value for name, value in changes.items() if name != _U} | {_RATIO: 1 / (1 + u)}
-
-
 @dataclass(frozen=True)
 class LogConfig:
     """Settings of one changelog. Sizes in bytes, times in ms; text such as "64MiB" or "24h" is accepted too.
@@ -156,10 +131,6 @@ class LogConfig:
     newest two are kept. A snapshot is due after `snapshot.commits` commits (0: not by count), or when the
     bytes that the log has gained since the last one exceed `snapshot.dirty.ratio` of these bytes and the last
     snapshot together (1: not by size).
-
-    `snapshot.u` is another form of `min.cleanable.dirty.ratio`, in the terms of Raft (Ongaro's dissertation,
-    section 5.1.3): a pass is due when u times the dirty section is larger than the clean one, which is a
-    ratio of 1 / (1 + u).
     """
 
     cleanup_policy: str = _option("cleanup.policy", "compact", _policy)
@@ -194,19 +165,18 @@ class LogConfig:
         """`compression.type` under Arrow's name."""
         return None if self.compression_type == "none" else self.compression_type
 
-    def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
-        """These settings with some changed, by their Kafka names.
+    @classmethod
+    def parsed(cls, changes: Mapping[str, object]) -> dict[str, Any]:
+        """Settings by their Kafka names as fields, each one checked by itself.
 
         Raises:
-            ConfigError: an unknown name (the closest valid one is named), a value out of range, or two values
-                that exclude each other.
+            ConfigError: an unknown name (the closest valid one is named), or a value out of range.
         """
-        known = {f.metadata["name"]: f for f in fields(self)}
+        known = {f.metadata["name"]: f for f in fields(cls)}
         checked: dict[str, Any] = {}
-        changes = _without_u(arguments.mapping("config", changes))
-        for name, value in changes.items():
+        for name, value in arguments.mapping("config", changes).items():
             if name not in known:
-                near = difflib.get_close_matches(str(name), [*known, _U], n=1, cutoff=0.75)
+                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.75)
                 raise ConfigError(
                     f"Unknown setting: {name!r}.",
                     expected=f"{near[0]!r}" if near else "one of " + ", ".join(sorted(known)),
@@ -223,7 +193,15 @@ class LogConfig:
                     f"Invalid value for the setting {name!r}.", expected=str(e), found=repr(shown),
                     remedy="correct the value",
                 ) from None  # fmt: skip
-        changed = replace(self, **checked)
+        return checked
+
+    def with_changes(self, changes: Mapping[str, object]) -> LogConfig:
+        """These settings with some changed, by their Kafka names.
+
+        Raises:
+            ConfigError: see `parsed`; or two values exclude each other.
+        """
+        changed = replace(self, **self.parsed(changes))
         if changed.anchors_auto > changed.commits_retained:
             raise ConfigError(
                 "anchors.auto is larger than commits.retained.",

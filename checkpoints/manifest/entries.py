@@ -24,7 +24,16 @@ from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from keyfold.checkpoints.manifest.partition import CleanMark, PartitionState, cleaned_from, cleaned_line
 from keyfold.checkpoints.manifest.segment_lines import Growth, Line, segment_from, segment_line
-from keyfold.checkpoints.manifest.state import Anchor, Commit, State, pruned, truncated
+from keyfold.checkpoints.manifest.state import (
+    Anchor,
+    Change,
+    Commit,
+    CommitFacts,
+    State,
+    facts_from,
+    pruned,
+    truncated,
+)
 from keyfold.statestore.segment.block import FORMAT_VERSION
 from keyfold.statestore.segment.writer import Segment
 
@@ -36,8 +45,8 @@ _MARKS_IN_ALL: Final = 1 << 14
 _MARKS_MIN: Final = 8
 
 
-class Entry(Protocol):
-    """A line after the checkpoint. `State.apply` gives the state its number."""
+class Entry(Change, Protocol):
+    """A line after the checkpoint."""
 
     KIND: ClassVar[str]
 
@@ -46,9 +55,6 @@ class Entry(Protocol):
 
     @classmethod
     def from_json(cls: type[Self], line: Line) -> Self: ...
-
-    def applied(self, state: State) -> State:
-        """The state after it. Raises `ValueError` where it does not follow from `state`."""
 
 
 def line_of(seq: int, entry: Entry) -> Line:
@@ -89,7 +95,7 @@ def _grown(state: State, parts: Growths) -> tuple[PartitionState, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitEntry:
+class CommitEntry(CommitFacts):
     """One micro-batch.
 
     Attributes:
@@ -99,28 +105,12 @@ class CommitEntry:
     """
 
     KIND: ClassVar[str] = "commit"
-    number: int
-    time_ms: int
-    app: str
-    query: str
-    batch: int
-    source: tuple[str, ...]
-    digest: str
     parts: Growths
     unanchor: tuple[str, ...] = ()
     keep: int | None = None
 
     def to_json(self) -> Line:
-        line: Line = {
-            "commit": self.number,
-            "time": self.time_ms,
-            "app": self.app,
-            "query": self.query,
-            "batch": self.batch,
-            "source": list(self.source),
-            "digest": self.digest,
-            "parts": _growths_line(self.parts),
-        }
+        line = {**self.facts_line(), "parts": _growths_line(self.parts)}
         if self.unanchor:
             line["unanchor"] = list(self.unanchor)
         if self.keep is not None:
@@ -129,10 +119,8 @@ class CommitEntry:
 
     @classmethod
     def from_json(cls, line: Line) -> CommitEntry:
-        return cls(
-            line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
-            line["digest"], _growths_from(line["parts"]), tuple(line.get("unanchor", ())), line.get("keep"),
-        )  # fmt: skip
+        unanchor = tuple(line.get("unanchor", ()))
+        return cls(*facts_from(line), _growths_from(line["parts"]), unanchor, line.get("keep"))
 
     def applied(self, state: State) -> State:
         if self.number != state.next_commit:

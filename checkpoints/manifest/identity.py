@@ -8,18 +8,23 @@ A CRC32C over all other fields protects it: a wrong number of partitions would s
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from crc32c import crc32c
 
 from keyfold.checkpoints.manifest.config import LogConfig
+from keyfold.checkpoints.manifest.identity_file import (
+    MAGIC,
+    damaged,
+    encode_fields,
+    read_fields,
+    replacement,
+)
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import ConfigError, Damaged, FormatTooNew, NotAChangelog
+from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import Files
 from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.segment.block import FORMAT_VERSION, record_schema
@@ -58,7 +63,7 @@ class ChangelogMeta:
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {
-            "magic": "keyfold changelog",
+            "magic": MAGIC,
             "version": FORMAT_VERSION,
             "uuid": self.uuid,
             "partitions": self.partitions,
@@ -69,15 +74,7 @@ class ChangelogMeta:
         }
         if self.snapshot:
             fields["snapshot"] = True
-        # Over the bytes, because another language may write the same JSON differently.
-        covered = json.dumps(fields, indent=2).removesuffix("\n}").encode() + b",\n  "
-        return covered + b'"crc32c": "%08x"\n}\n' % crc32c(covered)
-
-
-def _check_crc(raw: bytes, stated: str) -> None:
-    found = crc32c(raw[: raw.rindex(b'"crc32c"')])
-    if int(stated, 16) != found:
-        raise ValueError(f"crc32c {found:08x}, the file says {stated}")
+        return encode_fields(fields)
 
 
 def check_partitions(partitions: object) -> int:
@@ -108,39 +105,25 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
         FormatTooNew: a later version of keyfold made it.
         SchemaMismatch: its keys have an encoding that this version of keyfold does not read.
     """
-    path = root / filenames.IDENTITY
+    fields = read_fields(files, root)
     try:
-        raw = _whole(files, path, files.read(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotAChangelog(
-            "Not a changelog.", path=root, expected=f"a directory with {filenames.IDENTITY}",
-            found="a directory without it" if files.is_directory(root)
-            else "a file" if files.exists(root) else "no directory",
-            remedy="correct the path, or create the changelog by opening it to write",
-        ) from None  # fmt: skip
-    try:
-        fields = json.loads(raw)
-        if fields["magic"] != "keyfold changelog":
-            raise ValueError(f"magic {fields['magic']!r}")
-        version = int(fields["version"])
-        if version > FORMAT_VERSION:
-            raise FormatTooNew(
-                "This changelog was made by a later version of keyfold.", path=path,
-                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
-            )  # fmt: skip
-        _check_crc(raw, fields["crc32c"])
-        columns = None if fields["schema"] is None else Columns.from_json(fields["schema"], path=path)
+        kept, path = fields["schema"], root / filenames.IDENTITY
+        columns = None if kept is None else Columns.from_json(kept, path=path)
         config = LogConfig().with_changes(fields["config"])
         snapshot = bool(fields.get("snapshot", False))
         uuid, app = str(fields["uuid"]), str(fields["app"])
         return ChangelogMeta(uuid, int(fields["partitions"]), columns, config, app, snapshot)
     except (KeyError, ValueError, TypeError, AttributeError) as e:
-        raise Damaged(
-            f"{filenames.IDENTITY} is damaged.", path=path, position="byte 0",
-            expected="JSON of a keyfold changelog with its CRC32C", found=f"{type(e).__name__}: {e}",
-            remedy="put the file back from a copy of this directory (a snapshot's own file differs), or "
-            "create a changelog from a snapshot with Changelog.clone(snapshot, path)",
-        ) from e  # fmt: skip
+        raise damaged(root / filenames.IDENTITY, e) from e
+
+
+def merged_config(files: Files, root: Path, changes: Mapping[str, object]) -> LogConfig:
+    """The settings of the changelog at `root`, or the defaults if there is none yet, with some changed.
+
+    Raises `ConfigError`, and the errors of `read_identity`.
+    """
+    exists = bool(changes) and files.exists(root / filenames.IDENTITY)
+    return (read_identity(files, root).config if exists else LogConfig()).with_changes(changes)
 
 
 def write_identity(files: Files, root: Path, identity: ChangelogMeta) -> None:
@@ -153,24 +136,9 @@ def write_identity(files: Files, root: Path, identity: ChangelogMeta) -> None:
     if files.has_locks:
         files.write_whole(path, data)
         return
-    files.write_whole(_replacement(path), data)
+    files.write_whole(replacement(path), data)
     files.write_whole(path, data)
-    files.unlink(_replacement(path))
-
-
-def _replacement(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
-
-
-def _whole(files: Files, path: Path, raw: bytes) -> bytes:
-    """The intended content of `path` if a process died while replacing it; otherwise `raw`, its content."""
-    if raw.endswith(b"}\n"):
-        return raw
-    try:
-        whole = files.read(_replacement(path))
-    except FileNotFoundError:
-        return raw
-    return whole if whole.startswith(raw) else raw
+    files.unlink(replacement(path))
 
 
 def replace_identity(

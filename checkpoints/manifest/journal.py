@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,8 @@ from keyfold.statestore.errors import Damaged, FormatTooNew
 from keyfold.statestore.files import Files, OpenFile
 from keyfold.statestore.segment.block import FORMAT_VERSION
 
-_SLOT_BYTES: Final = 64
+SLOT_BYTES: Final = 64
+HEAD_BYTES: Final = 2 * SLOT_BYTES
 _SLOT = re.compile(rb"^([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8}) ([0-9a-f]{8})\n {4}$")
 _REMEDY: Final = "restore from a snapshot or a copy; a damaged manifest cannot be repaired"
 
@@ -55,17 +56,20 @@ class Head:
 def read_head(files: Files, path: Path) -> Head | None:
     """The head at `path`. None if it does not exist or none of its slots is valid."""
     try:
-        data = files.read(path)
+        heads = slots_of(files.read(path))
     except FileNotFoundError:
         return None
-    best: Head | None = None
-    for start in (0, _SLOT_BYTES):
-        found = _SLOT.match(data[start : start + _SLOT_BYTES])
-        if found and crc32c(data[start : start + 51]) == int(found[4], 16):
-            head = Head(int(found[1]), int(found[2]), int(found[3], 16))
-            if best is None or head.length > best.length:
-                best = head
-    return best
+    return max((head for head in heads if head is not None), key=lambda head: head.length, default=None)
+
+
+def slots_of(data: bytes) -> list[Head | None]:
+    """The two slots of a head file; None for a slot that is not valid."""
+    heads: list[Head | None] = []
+    for slot in (data[:SLOT_BYTES], data[SLOT_BYTES:HEAD_BYTES]):
+        found = _SLOT.match(slot)
+        valid = found is not None and crc32c(slot[:51]) == int(found[4], 16)
+        heads.append(Head(int(found[1]), int(found[2]), int(found[3], 16)) if found and valid else None)
+    return heads
 
 
 def encode_line(line: Line) -> bytes:
@@ -84,6 +88,50 @@ def decode_line(raw: bytes) -> Line | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """One line of what was read of a journal: its bytes [start, end), and its content; None if damaged."""
+
+    number: int
+    start: int
+    end: int
+    content: Line | None
+
+
+def scan(data: bytes) -> Iterator[RawLine]:
+    """The lines in order, damaged ones too. A line without a newline is damaged."""
+    start = number = 0
+    while start < len(data):
+        number += 1
+        newline = data.find(b"\n", start)
+        end = newline + 1 or len(data)
+        yield RawLine(number, start, end, decode_line(data[start:newline]) if newline >= 0 else None)
+        start = end
+
+
+def apply_next(state: State | None, line: Line, path: Path, position: str) -> State:
+    """The state after one more intact line. Without a state the line must be a checkpoint.
+
+    Raises `Damaged` if the line does not follow from the state, and `FormatTooNew`.
+    """
+    try:
+        if state is not None:
+            return apply_line(state, line)
+        if line.get("version", 0) > FORMAT_VERSION:
+            raise FormatTooNew(
+                "The manifest was written by a later version of keyfold.", path=path, position=position,
+                expected=f"version {FORMAT_VERSION} or lower", found=line["version"],
+                remedy="upgrade keyfold",
+            )  # fmt: skip
+        return CheckpointEntry.from_line(line).state
+    except (KeyError, ValueError, TypeError, IndexError) as e:
+        raise Damaged(
+            "A manifest line has a valid checksum but invalid content.", path=path,
+            position=position, expected="a line that follows from the lines before it",
+            found=f"{type(e).__name__}: {e}", remedy=_REMEDY,
+        ) from e  # fmt: skip
 
 
 class JournalWriter:
@@ -131,11 +179,11 @@ class JournalWriter:
         slot = Head(self._journal.position, seq, self._crc).encode()
         if self._head is None:
             self._head = self._files.create(self._head_path)
-            self._files.append(self._head, [slot, b" " * _SLOT_BYTES])
+            self._files.append(self._head, [slot, b" " * SLOT_BYTES])
             self._files.sync(self._head)
             self._files.sync_directory(self._head_path.parent)
         else:
-            self._slot ^= _SLOT_BYTES
+            self._slot ^= SLOT_BYTES
             self._files.overwrite(self._head, slot, self._slot)
 
     def close(self) -> None:
@@ -202,15 +250,11 @@ def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head
             position=f"byte {loaded.length if loaded else 0}", expected=f"{head.length} durable bytes",
             found=f"{loaded.length if loaded else 0} intact bytes of {len(data)}", remedy=_REMEDY,
         )  # fmt: skip
-    if loaded is None:
-        rest = data.split(b"\n")[1:]
-        if any(decode_line(r) is not None for r in rest):
-            raise _damaged_line(path, 0)
-        return None
-    rest = data[loaded.length :].split(b"\n")[1:]
-    if any(decode_line(r) is not None for r in rest):
-        raise _damaged_line(path, loaded.length)
-    return Loaded(loaded.state, loaded.length, loaded.crc, len(data) - loaded.length)
+    length = loaded.length if loaded else 0
+    # Also a last line that is intact but for its newline: it was written after the damaged one was durable.
+    if any(decode_line(raw) is not None for raw in data[length:].split(b"\n")[1:]):
+        raise _damaged_line(path, length)
+    return replace(loaded, torn=len(data) - length) if loaded else None
 
 
 def read_durable(files: Files, root: Path, epoch: int, identity: str, head: Head) -> Loaded:
@@ -249,38 +293,21 @@ def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Load
     """
     state = before.state if before else None
     start = before.length if before else 0
-    position = 0
-    while (end := data.find(b"\n", position)) >= 0:
-        line = decode_line(data[position:end])
-        if line is None:
+    end = 0
+    for raw in scan(data):
+        if raw.content is None:
             break
-        try:
-            state = _first(line, path, identity) if state is None else apply_line(state, line)
-        except (KeyError, ValueError, TypeError, IndexError) as e:
+        first, state = state is None, apply_next(state, raw.content, path, f"byte {start + raw.start}")
+        if first and raw.content.get("changelog") != identity:
             raise Damaged(
-                "A manifest line has a valid checksum but invalid content.", path=path,
-                position=f"byte {start + position}", expected="a line that follows from the lines before it",
-                found=f"{type(e).__name__}: {e}", remedy=_REMEDY,
-            ) from e  # fmt: skip
-        position = end + 1
+                "A manifest journal belongs to another changelog.", path=path, position="line 1",
+                expected=identity, found=raw.content.get("changelog"),
+                remedy="put the journals of this changelog back",
+            )  # fmt: skip
+        end = raw.end
     if state is None:
         return None
-    crc = crc32c(data[:position], before.crc if before else 0)
-    return Loaded(state, start + position, crc)
-
-
-def _first(line: Line, path: Path, identity: str) -> State:
-    if line.get("version", 0) > FORMAT_VERSION:
-        raise FormatTooNew(
-            "The manifest was written by a later version of keyfold.", path=path, position="line 1",
-            expected=f"version {FORMAT_VERSION} or lower", found=line["version"], remedy="upgrade keyfold",
-        )  # fmt: skip
-    if line.get("changelog") != identity:
-        raise Damaged(
-            "A manifest journal belongs to another changelog.", path=path, position="line 1",
-            expected=identity, found=line.get("changelog"), remedy="put the journals of this changelog back",
-        )  # fmt: skip
-    return CheckpointEntry.from_line(line).state
+    return Loaded(state, start + end, crc32c(data[:end], before.crc if before else 0))
 
 
 def _damaged_line(path: Path, position: int) -> Damaged:

@@ -12,17 +12,11 @@ from keyfold.statestore.segment.writer import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """One micro-batch.
+class CommitFacts:
+    """What every line that names a commit says about it.
 
     Attributes:
         source: the position it was read up to.
-        ends: every partition's end offset after it.
-        until_ms: the earliest time of the commits that followed it and are no longer kept, -1 for none: from
-            that time on it is not known to be the last one.
-        alone: it is kept only because its app had committed it last before a commit that is kept. What other
-            apps had committed by then is not known, so nothing can be rolled back to it.
-        applied: False only where `Changelog.append` gives a commit that an earlier call has made.
     """
 
     number: int
@@ -32,12 +26,8 @@ class Commit:
     batch: int
     source: tuple[str, ...]
     digest: str
-    ends: tuple[int, ...]
-    until_ms: int = -1
-    alone: bool = False
-    applied: bool = field(default=True, compare=False)
 
-    def to_json(self) -> Line:
+    def facts_line(self) -> Line:
         return {
             "commit": self.number,
             "time": self.time_ms,
@@ -46,6 +36,38 @@ class Commit:
             "batch": self.batch,
             "source": list(self.source),
             "digest": self.digest,
+        }
+
+
+def facts_from(line: Line) -> tuple[int, int, str, str, int, tuple[str, ...], str]:
+    """The fields of `CommitFacts`."""
+    return (
+        line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
+        line["digest"],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(CommitFacts):
+    """One micro-batch.
+
+    Attributes:
+        ends: every partition's end offset after it.
+        until_ms: the earliest time of the commits that followed it and are no longer kept, -1 for none: from
+            that time on it is not known to be the last one.
+        alone: it is kept only because its app had committed it last before a commit that is kept. What other
+            apps had committed by then is not known, so nothing can be rolled back to it.
+        applied: False only where `Changelog.append` gives a commit that an earlier call has made.
+    """
+
+    ends: tuple[int, ...]
+    until_ms: int = -1
+    alone: bool = False
+    applied: bool = field(default=True, compare=False)
+
+    def to_json(self) -> Line:
+        return {
+            **self.facts_line(),
             "ends": list(self.ends),
             "until": self.until_ms,
             "alone": self.alone,
@@ -53,10 +75,7 @@ class Commit:
 
     @classmethod
     def from_json(cls, line: Line) -> Commit:
-        return cls(
-            line["commit"], line["time"], line["app"], line["query"], line["batch"], tuple(line["source"]),
-            line["digest"], tuple(line["ends"]), line["until"], line["alone"],
-        )  # fmt: skip
+        return cls(*facts_from(line), tuple(line["ends"]), line["until"], line["alone"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +95,7 @@ class Anchor:
         return cls(line["name"], line["commit"], tuple(line["ends"]), line["app"])
 
 
-class Entry(Protocol):
+class Change(Protocol):
     """A change of the state; the kinds are in `entries`."""
 
     def applied(self, state: State) -> State:
@@ -101,7 +120,7 @@ class State:
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
     next_commit: int = 1
 
-    def apply(self, entry: Entry) -> State:
+    def apply(self, entry: Change) -> State:
         """The state after one more entry. Raises `KeyError`, `ValueError` or `IndexError` on nonsense."""
         return replace(entry.applied(self), seq=self.seq + 1)
 

@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from keyfold.checkpoints.log.ahead import ahead
 from keyfold.checkpoints.restore.restore import RestoredState
-from keyfold.statestore.errors import ConfigError, StorageFailed
+from keyfold.statestore.errors import ConfigError, StorageFailed, reason
 from keyfold.statestore.files import Files, OpenFile
 
 _RAW: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
@@ -108,7 +108,7 @@ def _written(to: Path) -> Iterator[None]:
         raise StorageFailed(
             "The state could not be written.", path=to,
             expected="an existing directory with free space",
-            found=f"{type(e).__name__}: {e.strerror or e}",
+            found=reason(e),
             remedy="create the directory, or correct the path" if missing
             else "free or repair the disk, or choose another one, then restore again; no file was written",
         ) from e  # fmt: skip

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,6 +30,7 @@ from keyfold.checkpoints.restore.view_token import hand_over
 from keyfold.checkpoints.snapshot.repository import newest
 from keyfold.checkpoints.snapshot.snapshot import Location
 from keyfold.statestore import arguments, filenames
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv.typed_columns import LastValuesView
@@ -115,7 +115,7 @@ def restore(
         return restored
 
 
-class RestoredState:
+class RestoredState(Closing):
     """The state of a changelog as of one commit. A context manager. Closing it allows the cleaner to delete
     its files, and makes calls that are still reading it fail.
 
@@ -172,14 +172,6 @@ class RestoredState:
     def _check_open(self) -> None:
         if self._finalizer is None or not self._finalizer.alive:
             raise ConfigError("This state was closed.", path=self.path, remedy="restore it again")
-
-    def __enter__(self) -> RestoredState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The last record of each key, as bytes, partition by partition: offset, timestamp, key, value,

@@ -21,7 +21,13 @@ from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.journal import decode_line, encode_line
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import ChangelogLocked, ConfigError, SchemaMismatch, StorageFailed
+from keyfold.statestore.errors import (
+    ChangelogLocked,
+    ConfigError,
+    SchemaMismatch,
+    StorageFailed,
+    storage_errors,
+)
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv.typed_columns import ColumnsView, LastValuesView
 from keyfold.statestore.paths import AnyPath
@@ -148,15 +154,13 @@ def write_changelog(
             writer.close()
         files.rename(unfinished, target)
         files.sync_directory(target.parent)
-    except OSError as e:
-        files.remove_tree(unfinished)
-        raise StorageFailed(
-            "The changelog cannot be written.", path=e.filename or target, expected="a disk with free space",
-            found=e.strerror or e, remedy="free or repair the disk",
-        ) from e  # fmt: skip
     except BaseException:
         files.remove_tree(unfinished)
-        raise
+        with storage_errors(
+            "The changelog cannot be written.", target, expected="a disk with free space",
+            remedy="free or repair the disk",
+        ):  # fmt: skip
+            raise
 
 
 def _remove_unfinished(files: Files, directory: Path) -> None:

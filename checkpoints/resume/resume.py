@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.engine import Engine
@@ -18,6 +17,7 @@ from keyfold.checkpoints.manifest.source_offsets import source_options
 from keyfold.checkpoints.manifest.state import Commit
 from keyfold.checkpoints.restore.restore import RestoredState, restore
 from keyfold.checkpoints.resume.resume_marker import QueryPin, checkpoint_path
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import NotAChangelog, NotResumable
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.paths import AnyPath
@@ -127,7 +127,7 @@ def _last_commit(engine: Engine, app_id: str) -> Commit:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(Closing):
     """State and source position of one commit.
 
     Attributes:
@@ -182,11 +182,3 @@ class Resumed:
         """Release the view of the state."""
         if self._state is not None:
             self._state.close()
-
-    def __enter__(self) -> Resumed:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from keyfold.checkpoints.manifest.journal import decode_line, encode_line
@@ -88,8 +87,7 @@ class QueryPin:
                 expected="a line that matches its checksum", found="other bytes",
                 remedy="delete the checkpoint, and resume again",
             )  # fmt: skip
-        kept = line["commit"]
-        commit = Commit(**{**kept, "source": tuple(kept["source"]), "ends": tuple(kept["ends"])})
+        commit = Commit.from_json(line["commit"])
         if commit.app != self._app:
             raise NotResumable(
                 "This checkpoint was resumed for another app.", path=self.checkpoint, expected=commit.app,
@@ -109,7 +107,7 @@ class QueryPin:
     def write(self, commit: Commit) -> None:
         """Store `commit`, durably."""
         made = self._files.make_directory(self.checkpoint)
-        line = {"t": "resumed", "seq": 0, "changelog": self._changelog, "commit": asdict(commit)}
+        line = {"t": "resumed", "seq": 0, "changelog": self._changelog, "commit": commit.to_json()}
         self._files.write_whole(self._path, encode_line(line))
         for directory in made:
             self._files.sync_directory(directory.parent)

@@ -30,7 +30,7 @@ from keyfold.checkpoints.manifest.journal import JournalWriter, begin_journal, r
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.checkpoints.snapshot.file_list import Listed, SnapshotFile, list_epochs, read_list, write_list
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, StorageFailed
+from keyfold.statestore.errors import ConfigError, Damaged, NotAChangelog, storage_errors
 from keyfold.statestore.files import Files
 from keyfold.statestore.segment.block import encode
 from keyfold.statestore.segment.reader import SegmentReader
@@ -104,16 +104,12 @@ def check_destination(to: Location, identity: ChangelogMeta) -> None:
         _generations(to, identity)
 
 
-@contextlib.contextmanager
-def _writing(to: Location) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise StorageFailed(
-            "The snapshot could not be written; the previous one is unchanged.", path=e.filename or to.root,
-            expected="a writable destination", found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="free or repair the destination, then take the snapshot again",
-        ) from e  # fmt: skip
+def _writing(to: Location) -> contextlib.AbstractContextManager[None]:
+    return storage_errors(
+        "The snapshot could not be written; the previous one is unchanged.", to.root,
+        expected="a writable destination",
+        remedy="free or repair the destination, then take the snapshot again",
+    )  # fmt: skip
 
 
 def clone(snapshot: Location, to: Location, uuid: str) -> None:
@@ -140,7 +136,10 @@ def clone(snapshot: Location, to: Location, uuid: str) -> None:
             path=to.root, expected="an empty directory, or a path that does not exist",
             found="a file" if is_file else "a directory with entries", remedy="choose another path",
         )  # fmt: skip
-    try:
+    with storage_errors(
+        "The changelog could not be written.", to.root, expected="a writable disk",
+        remedy="free or repair the disk, remove the incomplete changelog, then clone again",
+    ):  # fmt: skip
         partitions = [
             filenames.partition(to.root, partition) for partition in range(view.identity.partitions)
         ]
@@ -164,12 +163,6 @@ def clone(snapshot: Location, to: Location, uuid: str) -> None:
         own = replace(view.identity, uuid=uuid, snapshot=False, config=config)
         _begin(to, view.state, view.state.epoch + 1, own)
         write_identity(to.files, to.root, own)
-    except OSError as e:
-        raise StorageFailed(
-            "The changelog could not be written.", path=e.filename or to.root,
-            expected="a writable disk", found=f"{type(e).__name__}: {e.strerror or e}",
-            remedy="free or repair the disk, remove the incomplete changelog, then clone again",
-        ) from e  # fmt: skip
 
 
 # -- taking --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from keyfold.statestore.errors import KeyfoldError
+from keyfold.statestore.errors import KeyfoldError, reason
 
 MISSING: Final = "no such file"
 
@@ -48,5 +48,4 @@ class Damages(list[Damage]):
         if isinstance(error, FileNotFoundError):
             self.add(path, "byte 0", "A file that the manifest names is missing.", "the file", MISSING)
         else:
-            found = f"{type(error).__name__}: {error.strerror or error}"
-            self.add(path, "byte 0", "A file cannot be read.", "its bytes", found)
+            self.add(path, "byte 0", "A file cannot be read.", "its bytes", reason(error))

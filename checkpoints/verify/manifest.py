@@ -8,27 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
 
 from keyfold.checkpoints.log.ownership import journal_epochs
-from keyfold.checkpoints.manifest.entries import CheckpointEntry, apply_line
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
-from keyfold.checkpoints.manifest.journal import Head, decode_line
+from keyfold.checkpoints.manifest.journal import (
+    HEAD_BYTES,
+    SLOT_BYTES,
+    Head,
+    RawLine,
+    apply_next,
+    decode_line,
+    scan,
+    slots_of,
+)
 from keyfold.checkpoints.manifest.partition import PartitionState
-from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import Commit, State
 from keyfold.checkpoints.verify.findings import MISSING, Damages
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import FormatTooNew
+from keyfold.statestore.errors import Damaged
 from keyfold.statestore.files import Files
-from keyfold.statestore.segment.block import FORMAT_VERSION
 
-_SLOT_BYTES: Final = 64
-_HEAD_BYTES: Final = 2 * _SLOT_BYTES
 #: A living writer may roll its journal, or write a slot, while it is being checked.
 _LOOKS_MAX: Final = 100
 
@@ -100,7 +104,7 @@ def _check_newest(files: Files, root: Path, identity: ChangelogMeta | None, dama
     except OSError as e:
         damages.add_unreadable(manifest.journal, e)
         return manifest
-    manifest.bytes = len(data) + _HEAD_BYTES
+    manifest.bytes = len(data) + HEAD_BYTES
     _check_journal(data, epoch, head, identity, manifest, damages)
     if manifest.state is not None:
         check_agreement(manifest.state, identity, manifest.journal, damages)
@@ -111,8 +115,8 @@ def _report_no_head(files: Files, path: Path, damages: Damages) -> None:
     """Report a head that is missing or too short. A head without a valid slot was reported already."""
     if not files.exists(path):
         damages.add(path, "byte 0", "A journal has no head.", "the head", MISSING)
-    elif (size := files.size(path)) < _HEAD_BYTES:
-        damages.add(path, f"byte {size}", "A head is too short.", f"{_HEAD_BYTES} bytes", f"{size} bytes")
+    elif (size := files.size(path)) < HEAD_BYTES:
+        damages.add(path, f"byte {size}", "A head is too short.", f"{HEAD_BYTES} bytes", f"{size} bytes")
 
 
 def _newest_with_checkpoint(files: Files, root: Path, epochs: list[int]) -> int:
@@ -133,76 +137,26 @@ def _check_head(files: Files, path: Path, damages: Damages) -> Head | None:
             data = files.read(path)
         except FileNotFoundError:
             return None
-        slots = [data[start : start + _SLOT_BYTES] for start in (0, _SLOT_BYTES)]
-        heads = [_head_in(slot) for slot in slots]
-        bad = [i for i in (0, 1) if heads[i] is None and (i == 0 or slots[i].strip(b" "))]
+        heads = slots_of(data)
+        bad = [i for i in (0, 1) if heads[i] is None and (i == 0 or data[SLOT_BYTES:HEAD_BYTES].strip(b" "))]
         if not bad:
             break
     valid = [head for head in heads if head is not None]
     # A writer that dies while it creates its head leaves only a first slot.
-    if len(data) not in (_HEAD_BYTES, _SLOT_BYTES) and (valid or len(data) > _HEAD_BYTES):
-        damages.add(
-            path,
-            f"byte {len(data)}",
-            "A head has the wrong size.",
-            f"{_HEAD_BYTES} bytes",
-            f"{len(data)} bytes",
-        )
-    if len(data) >= _HEAD_BYTES:
+    if len(data) not in (HEAD_BYTES, SLOT_BYTES) and (valid or len(data) > HEAD_BYTES):
+        expected, size = f"{HEAD_BYTES} bytes", f"{len(data)} bytes"
+        damages.add(path, f"byte {len(data)}", "A head has the wrong size.", expected, size)
+    if len(data) >= HEAD_BYTES:
         for i in bad:
             damages.add(
-                path, f"bytes {i * _SLOT_BYTES} to {(i + 1) * _SLOT_BYTES}",
+                path, f"bytes {i * SLOT_BYTES} to {(i + 1) * SLOT_BYTES}",
                 "A slot of a head is damaged; a power loss during its write has the same effect.",
                 "a slot with its CRC32C", "another CRC32C or form",
             )  # fmt: skip
     return max(valid, key=lambda head: head.length, default=None)
 
 
-def _head_in(slot: bytes) -> Head | None:
-    try:
-        length, seq, crc, _ = slot.split()
-        head = Head(int(length), int(seq), int(crc, 16))
-    except ValueError:
-        return None
-    return head if head.encode() == slot else None
-
-
 # -- the journal ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Place:
-    """One line of a journal: its number in the file, its bytes [start, end), its content if intact."""
-
-    number: int
-    start: int
-    end: int
-    line: Line | None
-    what_for: str
-
-
-def _places(data: bytes) -> Iterator[_Place]:
-    """The lines in order. Adjacent damaged lines count as one. A line without a newline is damaged."""
-    bad_from: tuple[int, int] | None = None
-    found = "no line"
-    start = number = 0
-    while start < len(data):
-        number += 1
-        newline = data.find(b"\n", start)
-        end = len(data) if newline < 0 else newline + 1
-        raw = data[start:newline] if newline >= 0 else data[start:]
-        line = None if newline < 0 else decode_line(raw)
-        if line is None:
-            bad_from = bad_from or (number, start)
-            found = f"crc32c {crc32c(raw[9:]):08x}" if newline >= 0 else "a line that does not end"
-        else:
-            if bad_from is not None:
-                yield _Place(*bad_from, start, None, found)
-                bad_from = None
-            yield _Place(number, start, end, line, "")
-        start = end
-    if bad_from is not None:
-        yield _Place(*bad_from, len(data), None, found)
 
 
 def _check_journal(
@@ -215,44 +169,52 @@ def _check_journal(
 ) -> None:
     path = manifest.journal or Path()
     durable = 0 if head is None else head.length
-    places = list(_places(data))
-    last_sound = max((p.start for p in places if p.line is not None), default=-1)
-    for place in places:
-        if place.line is not None:
+    lines = list(scan(data))
+    last_sound = max((raw.start for raw in lines if raw.content is not None), default=-1)
+    for damaged, group in groupby(lines, lambda raw: raw.content is None):
+        if damaged:
+            _report_damaged(data, list(group), max(durable, last_sound), manifest, path, damages)
+            continue
+        for raw in group:
             if not manifest.partial:
-                manifest.partial = not _apply(place, epoch, identity, manifest, path, damages)
-            if (
-                not manifest.partial
-                and place.end == durable
-                and head is not None
-                and manifest.state is not None
-            ):
-                manifest.durable_seq = manifest.state.seq
-                _compare_head(data, head, manifest.state.seq, path, damages)
-        elif place.start < max(durable, last_sound):
-            manifest.partial = True
-            stated = data[place.start : place.start + 8].decode("ascii", "backslashreplace")
-            damages.add(
-                path, f"line {place.number}, bytes {place.start} to {place.end}",
-                "A manifest line is damaged.", f"crc32c {stated}, as it begins", place.what_for,
-            )  # fmt: skip
-        else:
-            manifest.notes.append(
-                f"{place.end - place.start} bytes after line {place.number - 1} of {path.name} are a "
-                "line that was never acknowledged; the next opening to write discards it"
-            )
+                manifest.partial = not _apply(raw, epoch, identity, manifest, path, damages)
+            state = None if manifest.partial else manifest.state
+            if state is not None and head is not None and raw.end == durable:
+                manifest.durable_seq = state.seq
+                _compare_head(data, head, state.seq, path, damages)
     if len(data) < durable:
         manifest.partial = True
         damages.add(
             path, f"byte {len(data)}", "A journal is shorter than its head says.", f"{durable} bytes",
             f"{len(data)} bytes"
         )  # fmt: skip
-    elif not manifest.partial and head is not None and not any(p.end == durable for p in places):
+    elif not manifest.partial and head is not None and not any(raw.end == durable for raw in lines):
         damages.add(path, f"byte {durable}", "A head ends inside a line.", "the end of a line", "its middle")
 
 
+def _report_damaged(
+    data: bytes, bad: list[RawLine], durable: int, manifest: Manifest, path: Path, damages: Damages
+) -> None:
+    """Report adjacent damaged lines as one. After `durable` they are the remains of a write."""
+    first, last = bad[0], bad[-1]
+    if first.start < durable:
+        manifest.partial = True
+        stated = data[first.start : first.start + 8].decode("ascii", "backslashreplace")
+        raw = data[last.start : last.end]
+        damages.add(
+            path, f"line {first.number}, bytes {first.start} to {last.end}",
+            "A manifest line is damaged.", f"crc32c {stated}, as it begins",
+            f"crc32c {crc32c(raw[9:-1]):08x}" if raw.endswith(b"\n") else "a line that does not end",
+        )  # fmt: skip
+    else:
+        manifest.notes.append(
+            f"{last.end - first.start} bytes after line {first.number - 1} of {path.name} are a "
+            "line that was never acknowledged; the next opening to write discards it"
+        )
+
+
 def _apply(
-    place: _Place,
+    raw: RawLine,
     epoch: int,
     identity: ChangelogMeta | None,
     manifest: Manifest,
@@ -260,30 +222,18 @@ def _apply(
     damages: Damages,
 ) -> bool:
     """Apply one intact line to the state. False if its content is invalid."""
-    line = place.line or {}
-    where = f"line {place.number}, byte {place.start}"
+    line, where = raw.content or {}, f"line {raw.number}, byte {raw.start}"
+    first = manifest.state is None
     try:
-        if manifest.state is not None:
-            manifest.state = apply_line(manifest.state, line)
-            return True
-        if line.get("version", 0) > FORMAT_VERSION:
-            raise FormatTooNew(
-                "The manifest was written by a later version of keyfold.", path=path, position=where,
-                expected=f"version {FORMAT_VERSION} or lower", found=line["version"],
-                remedy="upgrade keyfold",
-            )  # fmt: skip
-        manifest.state = CheckpointEntry.from_line(line).state
-    except (KeyError, ValueError, TypeError, IndexError) as e:
-        damages.add(
-            path, where, "A manifest line has a valid checksum but invalid content.",
-            "a line that follows from the lines before it", f"{type(e).__name__}: {e}",
-        )  # fmt: skip
+        manifest.state = apply_next(manifest.state, line, path, where)
+    except Damaged as e:
+        damages.add_error(e, path)
         return False
-    if identity is not None and line.get("changelog") != identity.uuid:
+    if first and identity is not None and line.get("changelog") != identity.uuid:
         damages.add(
             path, where, "A journal belongs to another changelog.", identity.uuid, line.get("changelog")
         )
-    if manifest.state.epoch != epoch:
+    if first and manifest.state.epoch != epoch:
         damages.add(path, where, "A journal's epoch differs from its name.", epoch, manifest.state.epoch)
     return True
 

@@ -158,10 +158,11 @@ def _check_segments(
 
 def _check_lists(files: Files, root: Path, state: State, result: Verification) -> None:
     """Verify the file lists of a snapshot: of each generation, and the files that the newest one names."""
-    for epoch in list_epochs(files, root):
+    epochs = list_epochs(files, root)
+    for epoch in epochs:
         if epoch <= state.epoch:
             _check_list(files, root, epoch, state, result)
-    if state.epoch not in list_epochs(files, root):
+    if state.epoch not in epochs:
         path = filenames.snapshot_files(root, state.epoch)
         result.damages.append(Damage(path, "byte 0", "A snapshot has no file list.", "the list", MISSING))
 

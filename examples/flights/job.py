@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from keyfold import ChangelogSink, Store, Task, TaskSink, aggregate, register, resume_if_lost
+from keyfold import ChangelogSink, Store, Task, TaskSink, aggregate, resume_if_lost
 from keyfold.sink.task_sink import Int64Serde, JsonSerde, NamedStores, StringSerde
 
 PARTITIONS = 4
@@ -224,7 +224,6 @@ def main() -> None:
     root = parser.parse_args().directory.absolute()
     spark = session(root)
     spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
     finite = [ingest(spark, root), count_rejected(spark, root)]
     while not (root / "events" / "changelog.json").exists() and finite[0].isActive:
         finite[0].awaitTermination(1)

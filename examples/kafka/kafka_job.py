@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from keyfold import ChangelogSink, aggregate, kafka_stream, register, resume_if_lost
+from keyfold import ChangelogSink, aggregate, kafka_stream, resume_if_lost
 
 FLIGHT = "carrier STRING, delay_minutes INT, miles INT"
 PARTITIONS = 4
@@ -88,7 +88,6 @@ def main() -> None:
     root = arguments.directory.absolute()
     spark = session(root, arguments.jars)
     spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
     options: dict[str, object] = {
         "kafka.bootstrap.servers": arguments.broker,
         "startingOffsets": "earliest",

@@ -93,18 +93,20 @@ _MODULES: Final = {
 }
 
 
-def __getattr__(name: str) -> object:
-    found: object
-    if name == "errors":
-        found = import_module("keyfold.errors")
-    elif name == "open":
-        found = import_module("keyfold.checkpoints.changelog").Changelog.open
-    elif name in _MODULES:
-        found = getattr(import_module(_MODULES[name]), name)
-    else:
-        raise AttributeError(f"module 'keyfold' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # a type checker takes every name for known where it sees `__getattr__`
+
+    def __getattr__(name: str) -> object:
+        found: object
+        if name == "errors":
+            found = import_module("keyfold.errors")
+        elif name == "open":
+            found = import_module("keyfold.checkpoints.changelog").Changelog.open
+        elif name in _MODULES:
+            found = getattr(import_module(_MODULES[name]), name)
+        else:
+            raise AttributeError(f"module 'keyfold' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -21,26 +21,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 import pyarrow as pa
 
 from keyfold.statestore import arguments
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.errors import ConfigError, KeyfoldError, WrongType
 
 K = TypeVar("K")
 V = TypeVar("V")
-S = TypeVar("S", bound="StoreBase")
 
 
 class StoreClosed(KeyfoldError, ValueError):
     """A store, a snapshot or an iterator was used after it was closed."""
 
 
-class Entries(Iterator[tuple[K, V]], Generic[K, V]):
+class Entries(Closing, Iterator[tuple[K, V]], Generic[K, V]):
     """Entries in key order. The iterator closes itself at the end; close it if you stop earlier.
 
     After a failure or `close` it raises `StoreClosed`, so neither is mistaken for the end.
@@ -77,14 +76,6 @@ class Entries(Iterator[tuple[K, V]], Generic[K, V]):
         close, self._close = self._close, None
         if close is not None:
             close()
-
-    def __enter__(self) -> Entries[K, V]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ReadOnlyStore(Protocol):
@@ -257,7 +248,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
-class StoreBase(ABC):
+class StoreBase(Closing):
     """The methods that need only `get` and `range`."""
 
     _closed = False
@@ -297,14 +288,6 @@ class StoreBase(ABC):
     def _check_open(self) -> None:
         if self._closed:
             raise closed("store")
-
-    def __enter__(self: S) -> S:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class WritableBase(StoreBase):

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore.closing import Closing
 from keyfold.statestore.kv.api import (
     Entries,
     KeyValueStore,
@@ -36,7 +36,6 @@ from keyfold.statestore.kv.api import (
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-W = TypeVar("W", bound="TypedView[Any, Any]")
 
 _INT64_MIN = -(1 << 63)
 _INT64_MAX = (1 << 63) - 1
@@ -207,7 +206,7 @@ def _typed(value: T, kind: type[T]) -> T:
     return value
 
 
-class TypedView(Generic[K, V]):
+class TypedView(Closing, Generic[K, V]):
     """A store that is read with serdes. Methods as in `ReadOnlyStore`; the order is that of the keys' bytes.
 
     It does not close the store that it was given, but it closes a snapshot that it took itself.
@@ -269,14 +268,6 @@ class TypedView(Generic[K, V]):
             (self._keys.deserialize(key), self._values.deserialize(value)) for key, value in below
         )
         return Entries(rows, below.close)
-
-    def __enter__(self: W) -> W:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class TypedStore(TypedView[K, V]):

@@ -82,14 +82,16 @@ class StoreUnusable(KeyfoldError):
 def unusable(directory: Path, error: Exception) -> StoreUnusable:
     message = str(error)
     what = next((what for start, what in _CAUSES if message.startswith(start)), "the last-value store failed")
-    if is_too_many_files(message):
+    if too_many_files(message):
         what = "the process has too many open files"
     return StoreUnusable(what, path=directory, found=message, remedy=REBUILT)
 
 
-def is_too_many_files(message: str) -> bool:
-    """Whether a store failed because too many files are open. It is then not damaged."""
-    return os.strerror(errno.EMFILE) in message or os.strerror(errno.ENFILE) in message
+def too_many_files(message: str) -> OSError | None:
+    """The error of the system if a store failed because too many files are open. It is then not damaged."""
+    # The text of EMFILE is the beginning of that of ENFILE.
+    found = (number for number in (errno.ENFILE, errno.EMFILE) if os.strerror(number) in message)
+    return next((OSError(number, os.strerror(number)) for number in found), None)
 
 
 #: RocksDB's level 0 compaction trigger while the store is written to, and while it is only read.

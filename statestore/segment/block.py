@@ -86,6 +86,9 @@ BLOCK_RECORDS_MAX: Final = 1 << 20
 #: A block cannot be larger: Arrow's `binary` has 32-bit offsets.
 VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
+#: A compressed block up to this size is decoded by the calling thread alone.
+_SMALL_BYTES: Final = 64 << 10
+
 _PREFIX_BYTES: Final = 8
 
 
@@ -180,6 +183,10 @@ def decode(block: pa.Buffer, schema: pa.Schema = RECORD_SCHEMA, *, own: bool = T
         schema: That of its segment.
         own: False for bytes from an untrusted source: then every offset and length in them is also validated.
     """
+    if own and block.size <= _SMALL_BYTES and _is_compressed(block):
+        # Only a stream can be decoded without Arrow's threads, for which a small block would mostly wait.
+        header = stream_header(schema)
+        return next(decode_stream(pa.py_buffer(header + block.to_pybytes()), len(header)))
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(block), schema)
     if not own:
         batch.validate(full=True)
@@ -190,8 +197,8 @@ def decode_stream(data: pa.Buffer, position: int, columns: Sequence[str] = ()) -
     """The records of each block, starting with the block at `position`, in bytes that begin with
     a schema message. A block is read only when it is requested.
 
-    Unlike `decode`, this does not decompress the buffers of a block on several threads: most bytes are in one
-    buffer, so that costs more than it saves.
+    Unlike `decode` of a large block, this does not decompress the buffers of a block on several threads: most
+    bytes are in one buffer, so that costs more than it saves.
 
     Args:
         columns: The names of the columns to read; empty for all. Other columns are not decompressed.
@@ -286,6 +293,13 @@ def size_of(block: pa.Buffer) -> BlockSize:
     return BlockSize(
         len(data), body + sum(-(-n // 8) * 8 for n in sizes), sum(sizes[_KEY_BUFFERS]), codec, records
     )
+
+
+def _is_compressed(block: pa.Buffer) -> bool:
+    try:
+        return bool(_Table.root(memoryview(block), _PREFIX_BYTES).table(2).field(3))
+    except IndexError:
+        return False
 
 
 def _raw(data: memoryview, place: int, length: int) -> int:

@@ -20,7 +20,6 @@ from keyfold import (
     Resumed,
     aggregate,
     kafka_stream,
-    register,
     restore,
     resume,
     resume_if_lost,
@@ -47,7 +46,6 @@ class Job:
     """
 
     def __init__(self, spark: SparkSession, topics: Topics, root: Path, **options: object) -> None:
-        register(spark)
         self.spark = spark
         self.log = root / "counts"
         self.checkpoint = root / "checkpoint"

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold import Changelog, ChangelogSink, aggregate, register, resume, resume_if_lost
+from keyfold import Changelog, ChangelogSink, aggregate, resume, resume_if_lost
 from keyfold.statestore.errors import ConfigError, SchemaMismatch
 from support.events import QUIET, Events, finish, fold, forget_batch, kept, lose, rows_of
 
@@ -82,7 +82,6 @@ def plain(frame: DataFrame) -> DataFrame:
 
 @pytest.fixture
 def events(spark: SparkSession, tmp_path: Path) -> Events:
-    register(spark)
     return Events(spark, tmp_path / "events", SCHEMA)
 
 
@@ -139,7 +138,6 @@ def test_a_query_that_is_resumed_twice_gives_what_one_gives_that_never_stopped(
     """
     wider = spark.newSession()
     wider.conf.set("spark.sql.shuffle.partitions", "5")
-    register(wider)
     events.add(*FIRST)
     job.run()
     assert kept(job.log) == rows_of(plain(events.all()))

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold import Changelog, ChangelogSink, aggregate, register, restore, resume
+from keyfold import Changelog, ChangelogSink, aggregate, restore, resume
 from keyfold.statestore.errors import CompactedAway, ConfigError
 from support.events import QUIET, Events, finish, fold, kept, lose
 from support.source import leases, numbered, table
@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 SCHEMA = "word string, n long"
 
 
-@pytest.fixture
-def session(spark: SparkSession) -> SparkSession:
-    register(spark)
-    return spark
-
-
 # -- several sources -----------------------------------------------------------------------------------------
 
 
 def test_a_union_of_two_changelogs_is_resumed_source_by_source_twice(
-    session: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    left = Events(session, tmp_path / "left", SCHEMA).add(("a", 1), ("b", 2))
-    right = Events(session, tmp_path / "right", SCHEMA).add(("a", 10))
+    left = Events(spark, tmp_path / "left", SCHEMA).add(("a", 1), ("b", 2))
+    right = Events(spark, tmp_path / "right", SCHEMA).add(("a", 10))
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
 
     def totals(again: Resumed | None) -> DataFrame:
@@ -59,10 +53,10 @@ def test_a_union_of_two_changelogs_is_resumed_source_by_source_twice(
     assert {r["word"]: r["n"] for r in kept(log)} == {"a": 1111, "b": 2202, "c": 1100}
 
 
-def test_the_static_side_of_a_join_is_no_source(session: SparkSession, tmp_path: Path) -> None:
-    events = Events(session, tmp_path / "events", SCHEMA).add(("a", 1), ("b", 2))
+def test_the_static_side_of_a_join_is_no_source(spark: SparkSession, tmp_path: Path) -> None:
+    events = Events(spark, tmp_path / "events", SCHEMA).add(("a", 1), ("b", 2))
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
-    names = session.createDataFrame([("a", "Anna"), ("b", "Bert")], "word string, name string")
+    names = spark.createDataFrame([("a", "Anna"), ("b", "Bert")], "word string, name string")
     with ChangelogSink(log, keys="name", config=QUIET, on_reset="restore") as sink:
         live = events.stream().join(names, "word")
         finish(aggregate(live, "name", F.sum("n").alias("n")), sink, checkpoint)
@@ -75,10 +69,10 @@ def test_the_static_side_of_a_join_is_no_source(session: SparkSession, tmp_path:
 
 
 def test_a_resumed_query_may_write_a_changelog_with_other_partitions(
-    session: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """With `whole` its first batch gives every group; without, those that do not change would be missing."""
-    events = Events(session, tmp_path / "events", SCHEMA).add(("a", 1), ("b", 2), ("c", 3))
+    events = Events(spark, tmp_path / "events", SCHEMA).add(("a", 1), ("b", 2), ("c", 3))
     old, new, counted = tmp_path / "old", tmp_path / "new", F.sum("n").alias("n")
     with ChangelogSink(old, keys="word", config=QUIET) as sink:
         finish(aggregate(events.stream(), "word", counted), sink, tmp_path / "first")
@@ -102,9 +96,9 @@ def test_a_resumed_query_may_write_a_changelog_with_other_partitions(
 
 
 def test_a_query_behind_a_rollback_is_refused_until_it_is_resumed(
-    session: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    events = Events(session, tmp_path / "events", SCHEMA).add(("a", 1)).add(("a", 2)).add(("b", 4))
+    events = Events(spark, tmp_path / "events", SCHEMA).add(("a", 1)).add(("a", 2)).add(("b", 4))
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
     counted = [F.sum("n").alias("n")]
     with ChangelogSink(log, keys="word", config=QUIET, on_reset="restore") as sink:
@@ -126,7 +120,7 @@ def test_a_query_behind_a_rollback_is_refused_until_it_is_resumed(
 
 
 @pytest.fixture
-def log(tmp_path: Path, session: SparkSession) -> Path:
+def log(tmp_path: Path, spark: SparkSession) -> Path:
     with Changelog.open(tmp_path / "log", partitions=2, config=QUIET) as opened:
         opened.append(numbered(range(8)))
     return tmp_path / "log"
@@ -143,15 +137,15 @@ def in_spark(frame: DataFrame) -> dict[bytes, bytes]:
     return {bytes(row.key): bytes(row.value) for row in frame.collect()}
 
 
-def test_a_state_that_was_folded_away_is_read_as_it_was_restored(session: SparkSession, log: Path) -> None:
+def test_a_state_that_was_folded_away_is_read_as_it_was_restored(spark: SparkSession, log: Path) -> None:
     with restore(log) as state:
         before = state.to_dict()
-        frame = state.to_spark(session)
+        frame = state.to_spark(spark)
         change(log, "new")
         with pytest.raises(CompactedAway):
             restore(log, at=1)
         assert in_spark(frame) == before
-        again = state.to_spark(session)
+        again = state.to_spark(spark)
         change(log, "newer")
         assert in_spark(again) == before
     change(log, "newest")
@@ -159,30 +153,30 @@ def test_a_state_that_was_folded_away_is_read_as_it_was_restored(session: SparkS
     assert len(leases(log)) >= 2
 
 
-def test_a_part_of_a_state_is_read_as_it_was_restored(session: SparkSession, log: Path) -> None:
+def test_a_part_of_a_state_is_read_as_it_was_restored(spark: SparkSession, log: Path) -> None:
     with restore(log, partitions=[1]) as state:
         before = state.to_dict()
-        frame = state.to_spark(session)
+        frame = state.to_spark(spark)
         change(log, "new")
         assert in_spark(frame) == before
         assert 0 < len(before) < 8
 
 
-def test_a_state_behind_a_rollback_is_read_as_it_was_restored(session: SparkSession, log: Path) -> None:
+def test_a_state_behind_a_rollback_is_read_as_it_was_restored(spark: SparkSession, log: Path) -> None:
     """The same offsets hold other records now."""
     with Changelog.open(log) as opened:
         opened.append(table(*((f"k{i}", "old") for i in range(8))))
     with restore(log) as state:
-        frame = state.to_spark(session)
+        frame = state.to_spark(spark)
         with Changelog.open(log) as opened:
             opened.rollback(1)
             opened.append(table(*((f"k{i}", "new") for i in range(8))))
         assert set(in_spark(frame).values()) == {b"old"}
 
 
-def test_a_state_whose_files_nobody_holds_any_more_says_so(session: SparkSession, log: Path) -> None:
+def test_a_state_whose_files_nobody_holds_any_more_says_so(spark: SparkSession, log: Path) -> None:
     with restore(log) as state:
-        frame = state.to_spark(session)
+        frame = state.to_spark(spark)
     for lease in (log / "readers").glob("*.lease"):
         lease.unlink()
     change(log, "new")
@@ -190,8 +184,8 @@ def test_a_state_whose_files_nobody_holds_any_more_says_so(session: SparkSession
         frame.collect()
 
 
-def test_a_closed_state_gives_nothing(session: SparkSession, log: Path) -> None:
+def test_a_closed_state_gives_nothing(spark: SparkSession, log: Path) -> None:
     with restore(log) as state:
         pass
     with pytest.raises(ConfigError, match="was closed"):
-        state.to_spark(session)
+        state.to_spark(spark)

@@ -19,7 +19,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold import Changelog, ChangelogSink, TaskSink, aggregate, initial_state, register, restore, resume
+from keyfold import Changelog, ChangelogSink, TaskSink, aggregate, initial_state, restore, resume
 from keyfold.streaming.seed import seed
 from support import streams
 from support.events import QUIET, Events, finish
@@ -155,7 +155,6 @@ class World:
 @pytest.fixture(scope="module")
 def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
     pytest.importorskip("google.protobuf")
-    register(spark)
     return World(stateful_session(spark), tmp_path_factory.mktemp("first-life"))
 
 

@@ -19,7 +19,6 @@ pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import functions as F
 
-from keyfold import register
 from keyfold.sink.encoding import RowEncoding
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(spark: SparkSession) -> Callable[[], DataFrameReader]:
-    register(spark)
     return lambda: spark.read.format("keyfold")
 
 

@@ -1,12 +1,12 @@
-"""Spark finds the data source by itself, and a new process has nothing to register."""
+"""Spark finds the data source by itself: nothing has to be registered.
+
+The environment of the tests is an editable install. `tests/unit/test_wheel.py` shows the same of a wheel.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,23 @@ import pyspark_keyfold
 
 from keyfold.streaming.source import KeyfoldSource
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+TESTS = Path(__file__).resolve().parent.parent
+
+_READ = """
+import sys
+from pathlib import Path
+from support.session import spark_session
+
+path, folder = sys.argv[1:]
+spark = spark_session(Path(folder) / "spark")
+rows = spark.read.format("keyfold").load(path).collect()
+print([bytes(row.value) for row in rows])
+followed = spark.newSession().readStream.format("keyfold").option("mode", "log").load(path)
+query = followed.writeStream.format("memory").queryName("followed").trigger(availableNow=True).start()
+query.awaitTermination()
+print(query.lastProgress.numInputRows)
+spark.stop()
+"""
 
 
 def test_what_spark_looks_for_is_the_data_source() -> None:
@@ -28,26 +44,15 @@ def test_what_spark_looks_for_is_the_data_source() -> None:
     assert pyspark_keyfold.DefaultSource.name() == "keyfold"
 
 
-def test_a_fresh_session_knows_the_format_without_registering_it(tmp_path: Path) -> None:
-    """`pip install -e` hides `pyspark_keyfold` from Spark, so here it lies on the path as in a wheel."""
+def test_a_fresh_session_knows_the_format_without_registering_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on the path of the tests nor from the working directory, but because it is installed."""
     path = tmp_path / "log"
     with Changelog.open(path, config=QUIET) as log:
         log.append(table(("a", "1"), ("a", "2")))
-    installed = tmp_path / "site-packages"
-    shutil.copytree(ROOT / "streaming" / "autoload", installed / "pyspark_keyfold")
-    code = f"""
-        from pathlib import Path
-        from support.session import spark_session
-        spark = spark_session(Path({str(tmp_path / "spark")!r}))
-        rows = spark.read.format("keyfold").load({str(path)!r}).collect()
-        print([bytes(row.value) for row in rows])
-        spark.stop()
-    """
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT / "tests")])},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", _READ, str(path), str(tmp_path)], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.stdout.strip() == "[b'2']", done.stderr
+    assert done.stdout.splitlines() == ["[b'2']", "2"], done.stderr

@@ -20,7 +20,6 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from keyfold import register
 from keyfold.streaming.seed import seed
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def job(spark: SparkSession, path: Path, tmp_path: Path) -> Callable[..., Job]:
     """A job that follows the log at `path` with these options."""
-    register(spark)
 
     def make(**options: str) -> Job:
         return Job(
@@ -228,7 +226,6 @@ def totals(tmp_path: Path) -> Path:
 def test_a_restored_state_goes_on_as_if_nothing_had_happened(
     spark: SparkSession, totals: Path, tmp_path: Path
 ) -> None:
-    register(spark)
     again = resume(totals, "totals")
 
     def stream() -> DataFrame:

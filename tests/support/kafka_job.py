@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import functions as F
 
-from keyfold import ChangelogSink, aggregate, kafka_stream, register, resume_if_lost
+from keyfold import ChangelogSink, aggregate, kafka_stream, resume_if_lost
 from support.session import spark_session
 
 NAMES = ("counts", "records")
@@ -25,7 +25,6 @@ def main() -> None:
         "includeHeaders": True, "maxOffsetsPerTrigger": 120,
     }  # fmt: skip
     spark = spark_session(root / "spark")
-    register(spark)
     again = {
         name: resume_if_lost(root / name, name, checkpoint=root / f"checkpoint-{name}") for name in NAMES
     }

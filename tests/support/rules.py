@@ -96,7 +96,8 @@ _UNIDIOMATIC: Final = re.compile(
 def unidiomatic(text: str) -> Iterator[str]:
     """Words in strings, docstrings and comments of Python source that give a translation away."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.STRING, tokenize.COMMENT) or "STRING" in tokenize.tok_name[token.type]:
+        # From Python 3.12 on, an f-string is several tokens, all with STRING in their names.
+        if token.type == tokenize.COMMENT or "STRING" in tokenize.tok_name[token.type]:
             for found in _UNIDIOMATIC.finditer(" ".join(token.string.split())):
                 yield f"{token.start[0]}: {found[0]!r}"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from keyfold import register
-
 _LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -66,9 +64,8 @@ def spark_session(directory: Path) -> SparkSession:
 
 
 def stateful_session(spark: SparkSession) -> SparkSession:
-    """A session beside `spark` with the state store that `transformWithState` needs, and keyfold's source."""
+    """A session beside `spark` with the state store that `transformWithState` needs."""
     made = spark.newSession()
     provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     made.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-    register(made)
     return made

@@ -94,7 +94,7 @@ def test_it_reads_random_histories(
         "compression.type": codec,
         "cleanup.policy": "compact,delete",
         "retention.ms": 100_000,
-        "snapshot.u": 1e-05,
+        "min.cleanable.dirty.ratio": 0.99999,
     }
     with Changelog.open(path, partitions=2, config=config, clock_ms=clock) as log:
         for step in range(30):

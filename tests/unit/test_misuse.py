@@ -180,7 +180,6 @@ _NUMBERS = (
     "snapshot.commits",
     "min.cleanable.dirty.ratio",
     "snapshot.dirty.ratio",
-    "snapshot.u",
 )
 
 
@@ -221,7 +220,7 @@ COLUMNS: dict[str, Misuse] = {
 
 CONFIG: dict[str, Misuse] = {
     **{f"{n}={v}": set_to(n, value) for n in _NUMBERS for v, value in _BAD_NUMBER.items()},
-    **{f"{n}=1.5": set_to(n, 1.5) for n in _NUMBERS if "ratio" not in n and n != "snapshot.u"},
+    **{f"{n}=1.5": set_to(n, 1.5) for n in _NUMBERS if "ratio" not in n},
     **{f"{n}=2": set_to(n, 2) for n in _NUMBERS if "ratio" in n},
     **{
         f"cleanup.policy={value!r}": set_to("cleanup.policy", value)
@@ -237,9 +236,6 @@ CONFIG: dict[str, Misuse] = {
         f"setting {name!r}": set_to(name, 1)
         for name in ("segment.byte", "", "SEGMENT.BYTES", 1, None, ("a",), b"x")
     },
-    "ratio twice": lambda w: Changelog.open(
-        w.new, config={"snapshot.u": 1, "min.cleanable.dirty.ratio": 0.5}
-    ),
     "configure an open one": lambda w: w.log.engine.configure({"segment.bytes": NAN}),
 }
 

@@ -111,7 +111,7 @@ def test_to_import_keyfold_loads_nothing_else() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'keyfold' has no attribute 'opne'"):
-        keyfold.opne  # noqa: B018
+        keyfold.opne  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_on_another_platform_the_import_says_that_linux_is_needed() -> None:

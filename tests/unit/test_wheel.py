@@ -92,10 +92,10 @@ def install(home: Path, *what: str) -> Clean:
     # found, the editable install of this repository is not.
     paths = {p for p in sys.path if p.endswith(("site-packages", "dist-packages"))}
     (site_packages / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python), "install", *options, *what], check=True
-    )
+    if what:
+        options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
+        pip = [sys.executable, "-m", "pip", "--python", str(python)]
+        subprocess.run([*pip, "install", *options, *what], check=True)
     (home / "elsewhere").mkdir()
     return Clean(python, site_packages, home / "elsewhere")
 
@@ -103,6 +103,12 @@ def install(home: Path, *what: str) -> Clean:
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     return install(tmp_path_factory.mktemp("clean"), str(wheel))
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Clean:
+    """With the dependencies only."""
+    return install(tmp_path_factory.mktemp("without"))
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +248,35 @@ def test_spark_finds_the_data_source_and_its_workers_import_keyfold(clean: Clean
         SPARK_DIRECTORY=str(tmp_path / "spark"),
     )
     assert Path(out).is_relative_to(clean.site_packages)
+
+
+@pytest.mark.spark
+def test_a_job_that_brings_keyfold_with_it_registers_the_data_source(
+    wheel: Path, without: Clean, tmp_path: Path
+) -> None:
+    """The driver and the tasks get it by `addPyFile`; the process that looks for data sources does not."""
+    brought = shutil.copy(wheel, tmp_path / "keyfold.zip")
+    out = without.run(
+        f"""
+        import os
+        from importlib.util import find_spec
+        from pathlib import Path
+        import pyarrow as pa
+        from support.session import spark_session
+
+        assert find_spec("keyfold") is None
+        spark = spark_session(Path(os.environ["SPARK_DIRECTORY"]))
+        spark.sparkContext.addPyFile({str(brought)!r})
+        import keyfold
+
+        with keyfold.open("brought", partitions=1) as log:
+            log.append(pa.table({{"key": [b"a"], "value": [b"1"]}}))
+        keyfold.register(spark)
+        assert spark.read.format("keyfold").load(os.path.abspath("brought")).count() == 1
+        spark.stop()
+        print(keyfold.__file__)
+        """,
+        PYTHONPATH=str(ROOT / "tests"),
+        SPARK_DIRECTORY=str(tmp_path / "spark"),
+    )
+    assert "keyfold.zip" in Path(out).parts

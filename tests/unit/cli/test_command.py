@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +28,6 @@ from support.changelogs import (
     Living,
     flip,
     identity_of,
-    make_closed,
-    make_crashed,
     rows,
     segment_of,
 )
@@ -64,24 +61,6 @@ def json_of(*arguments: object) -> Any:
 
 def arguments_of(verb: str, path: Path, tmp: Path) -> list[str]:
     return [verb, str(path), *(argument.format(tmp=tmp) for argument in VERBS[verb])]
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("originals")
-    make_closed(root / "closed")
-    make_crashed(root / "crashed")
-    return root
-
-
-@pytest.fixture
-def closed(originals: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(originals / "closed", tmp_path / "closed"))
-
-
-@pytest.fixture
-def crashed(originals: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(originals / "crashed", tmp_path / "crashed"))
 
 
 # -- what all verbs have -------------------------------------------------------------------------------------

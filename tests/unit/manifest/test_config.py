@@ -148,7 +148,11 @@ def test_a_setting_that_always_has_a_value_is_never_none(name: str) -> None:
 def test_what_the_command_shows_it_takes(tmp_path: Path) -> None:
     """Both forms: the words of a line, and what JSON has."""
     path = str(tmp_path / "log")
-    changes = {"cleaner.io.max.bytes.per.second": "none", "snapshot.u": 2, "retention.ms": "7d"}
+    changes = {
+        "cleaner.io.max.bytes.per.second": "none",
+        "min.cleanable.dirty.ratio": 1 / 3,
+        "retention.ms": "7d",
+    }
     Changelog.open(path, config={**BY_HAND, **changes}).close()
 
     def run(*words: str) -> str:
@@ -216,3 +220,49 @@ def test_a_time_to_be_cleaned_at_that_is_before_the_time_to_stay_is_refused(
     with pytest.raises(ConfigError, match=r"max\.compaction\.lag\.ms is smaller than min\.compaction"):
         way(tmp_path / "log", _LAGS)
     way(tmp_path / "same", {**_LAGS, "max.compaction.lag.ms": 2000})
+
+
+#: Two settings that bound each other: what the changelog has, and what is then asked for.
+MERGED = [
+    ({"commits.retained": 5000}, {"anchors.auto": 2000}),
+    ({"min.compaction.lag.ms": 0, "max.compaction.lag.ms": "3h"}, {"min.compaction.lag.ms": "2h"}),
+]
+CONFLICTS = [
+    ({"commits.retained": 5}, {"anchors.auto": 6}),
+    ({"anchors.auto": 500}, {"commits.retained": 100}),
+    ({"max.compaction.lag.ms": "1h"}, {"min.compaction.lag.ms": "2h"}),
+]
+OPENINGS: list[Callable[..., Any]] = [
+    Changelog.open,
+    ChangelogSink,
+    lambda path, config: ChangelogSink(path, keys="k", config=config),
+]
+
+
+@pytest.mark.parametrize("opened", OPENINGS[:2])
+@pytest.mark.parametrize(("has", "asked"), [*MERGED, *CONFLICTS])
+def test_settings_are_checked_together_with_those_that_the_changelog_has(
+    tmp_path: Path, opened: Callable[..., Any], has: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    path = tmp_path / "log"
+    Changelog.open(path, config={**BY_HAND, **has}).close()
+    before = sorted((file, file.stat().st_mtime_ns) for file in path.rglob("*"))
+    if (has, asked) in MERGED:
+        opened(path, config=asked).close()
+        Changelog.open(path, config=asked).close()
+    else:
+        with pytest.raises(ConfigError, match="than"):
+            opened(path, config=asked)
+        assert sorted((file, file.stat().st_mtime_ns) for file in path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("opened", OPENINGS)
+@pytest.mark.parametrize(
+    "asked", [{"anchors.auto": 2000}, {"min.compaction.lag.ms": 2, "max.compaction.lag.ms": 1}]
+)
+def test_settings_of_a_new_changelog_are_checked_before_it_is_created(
+    tmp_path: Path, opened: Callable[..., Any], asked: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="than"):
+        opened(tmp_path / "log", config=asked)
+    assert not (tmp_path / "log").exists()

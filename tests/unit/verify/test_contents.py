@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,17 +18,7 @@ from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.segment.block import RECORD_SCHEMA, encode
 from keyfold.statestore.segment.writer import SegmentWriter, block_of
-from support.changelogs import BY_HAND, make_closed, make_crashed, rewrite
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_closed(tmp_path_factory.mktemp("original") / "closed")
-
-
-@pytest.fixture
-def closed(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "closed"))
+from support.changelogs import BY_HAND, make_crashed, rewrite
 
 
 def _first(line: dict[str, Any]) -> dict[str, Any]:

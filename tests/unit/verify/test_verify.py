@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,31 +24,10 @@ from support.changelogs import (
     identity_of,
     index_of,
     journal_of,
-    make_closed,
-    make_crashed,
     rewrite,
     rows,
     segment_of,
 )
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once; each test has a copy."""
-    root = tmp_path_factory.mktemp("originals")
-    make_closed(root / "closed")
-    make_crashed(root / "crashed")
-    return root
-
-
-@pytest.fixture
-def closed(originals: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(originals / "closed", tmp_path / "closed"))
-
-
-@pytest.fixture
-def crashed(originals: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(originals / "crashed", tmp_path / "crashed"))
 
 
 @pytest.fixture(params=["closed", "crashed"])

@@ -1,0 +1,119 @@
+"""Without a free descriptor, last values are not read and not written, and the stores stay as they are."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from keyfold import Changelog
+from keyfold.statestore.errors import StorageFailed
+from keyfold.statestore.kv.api import RecordStore
+from keyfold.statestore.rocksdb import database
+from keyfold.statestore.rocksdb.database import Database
+from keyfold.statestore.rocksdb.db import Cursor, unusable
+
+CONFIG = {"cleaner.threads": 0}
+
+
+@contextmanager
+def exhausted(limit: int = errno.EMFILE) -> Iterator[None]:
+    """RocksDB cannot open a file. `limit`: of the process, or of the system (ENFILE)."""
+    text = f"IO error: While open a file for random read: /x/000012.sst: {os.strerror(limit)}"
+
+    def refuse(self: Any, *arguments: Any) -> Any:
+        raise unusable(Path("/x"), Exception(text))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "_opened", refuse)
+        patch.setattr(Cursor, "_moved", refuse)
+        patch.setattr(database, "open_database", refuse)
+        yield
+
+
+def stores(path: Path) -> dict[str, int]:
+    """The stores' directories, and which they are."""
+    return {store.name: store.stat().st_ino for store in path.glob("store-*")}
+
+
+def table(count: int, value: str) -> pa.Table:
+    return pa.table({"key": [f"k{n}" for n in range(count)], "value": [value] * count})
+
+
+def _records(log: Changelog) -> RecordStore:
+    return cast(RecordStore, log.store().snapshot())
+
+
+READS: list[Callable[[Changelog], Any]] = [
+    lambda log: log.get(b"k7"),
+    lambda log: log.store().get_all([b"k7"]),
+    lambda log: log.store().get_all(pa.array([b"k7"], pa.binary())),
+    lambda log: list(log.store().prefix(b"k7")),
+    lambda log: list(log.store().all()),
+    lambda log: log.store().snapshot().get(b"k7"),
+    lambda log: log.store().snapshot().get_all(pa.array([b"k7"], pa.binary())),
+    lambda log: list(_records(log).records()),
+    lambda log: _records(log).get_record(b"k7"),
+]
+
+
+@pytest.mark.parametrize("limit", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("read", READS)
+def test_a_read_says_so_and_the_next_one_is_answered(
+    tmp_path: Path, read: Callable[[Changelog], Any], limit: int
+) -> None:
+    with Changelog.open(tmp_path / "log", partitions=2, config=CONFIG) as log:
+        log.append(table(50, "1"))
+        log.engine.catch_up()
+        expected, before = read(log), stores(tmp_path / "log")
+        with exhausted(limit), pytest.raises(StorageFailed, match="Too many open files") as refused:
+            read(log)
+        assert ("system" in refused.value.what) is (limit == errno.ENFILE)
+        assert read(log) == expected
+        assert stores(tmp_path / "log") == before
+
+
+def test_the_middle_of_a_scan_says_so(tmp_path: Path) -> None:
+    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+        log.append(table(5_000, "1"))
+        log.engine.catch_up()
+        before = stores(tmp_path / "log")
+        with log.store().all() as entries:
+            next(entries)
+            with exhausted(), pytest.raises(StorageFailed, match="Too many open files"):
+                list(entries)
+        assert len(list(log.store().all())) == 5_000
+        assert stores(tmp_path / "log") == before
+
+
+@pytest.mark.parametrize("count", [3, 30_000], ids=["a few rows", "a whole file"])
+def test_applying_a_commit_says_so_and_goes_on_with_the_same_store(tmp_path: Path, count: int) -> None:
+    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+        log.append(table(50, "1"))
+        log.engine.catch_up()
+        before = stores(tmp_path / "log")
+        with exhausted():
+            log.append(table(count, "2"))
+            with pytest.raises(StorageFailed, match="Too many open files"):
+                log.get(b"k1")
+        assert log.get(b"k1") == b"2"
+        assert len(list(log.store().all())) == max(50, count)
+        assert stores(tmp_path / "log") == before
+
+
+def test_a_store_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> None:
+    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+        log.append(table(50, "1"))
+        log.engine.catch_up()
+    before = stores(tmp_path / "log")
+    with Changelog.open(tmp_path / "log") as log:
+        with exhausted(), pytest.raises(StorageFailed, match="Too many open files"):
+            log.get(b"k7")
+        assert log.get(b"k7") == b"1"
+        assert {*stores(tmp_path / "log").values()} == {*before.values()}

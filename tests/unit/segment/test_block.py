@@ -1,0 +1,49 @@
+"""Blocks: bytes of records, and the records again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from keyfold.statestore.segment.block import RECORD_SCHEMA, decode, encode, no_headers, record_batch
+
+
+def batch_of(count: int) -> pa.RecordBatch:
+    keys = pa.array([b"k%d" % n for n in range(count)])
+    values = pa.array([None if n % 3 == 0 else b"value %d" % n for n in range(count)])
+    times = pa.array(np.arange(count)).cast(pa.timestamp("ms"))
+    return record_batch(np.arange(count), times, keys, values, no_headers(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 50, 3_000, 100_000])
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_a_block_is_decoded_to_its_records(count: int, codec: str | None) -> None:
+    batch = batch_of(count)
+    found = decode(encode(batch, codec))
+    found.validate(full=True)
+    assert found.equals(batch)
+    assert found.schema.equals(RECORD_SCHEMA, check_metadata=True)
+
+
+_THREADS = """
+import os, sys, pyarrow as pa
+from keyfold.statestore.segment.block import decode
+block = pa.py_buffer(bytes.fromhex(sys.stdin.read()))
+before = len(os.listdir("/proc/self/task"))
+decode(block)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_small_compressed_block_starts_no_threads_of_arrow(codec: str) -> None:
+    """On a busy machine, waiting for them takes a hundred times as long as the block."""
+    block = encode(batch_of(50), codec).to_pybytes().hex()
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS], input=block, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "0"
