@@ -198,9 +198,10 @@ def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
     dump shows them.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
-        data = _key(log.columns, key, hexadecimal)
-        value = log.get(data)
-        one = [pa.array([data], pa.binary()), pa.array([value], pa.binary()), pa.nulls(1)]
+        parts = _key(log.columns, key, hexadecimal)
+        value = log.get(parts if len(parts) > 1 else parts[0])
+        data = parts[0] if log.columns is None else log.columns.encode_key(*parts)
+        one = [pa.array([data], pa.binary()), pa.array([value], log.identity.value_type), pa.nulls(1)]
         content = contents(pa.record_batch(one, names=["key", "value", "headers"]), log.columns)[0]
     if place.as_json:
         out(json.dumps({"partition": log.partition(data), **content}))
@@ -212,8 +213,8 @@ def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
         click.get_current_context().exit(NO_VALUE.code)
 
 
-def _key(columns: Columns | None, texts: tuple[str, ...], hexadecimal: bool) -> bytes:
-    """The bytes of a key given as text. Raises `ConfigError`, `BadRecord`."""
+def _key(columns: Columns | None, texts: tuple[str, ...], hexadecimal: bool) -> tuple[Any, ...]:
+    """The values of the columns of a key given as text. Raises `ConfigError`."""
     names_ = ("KEY",) if columns is None else columns.keys
     if len(texts) != len(names_):
         raise ConfigError(
@@ -221,9 +222,9 @@ def _key(columns: Columns | None, texts: tuple[str, ...], hexadecimal: bool) -> 
             found=len(texts), remedy="give one KEY per key column, in this order",
         )  # fmt: skip
     if columns is None:
-        return bytes(_part(texts[0], pa.binary(), "KEY", hexadecimal))
+        return (_part(texts[0], pa.binary(), "KEY", hexadecimal),)
     kinds = [columns.arrow_schema().field(name).type for name in names_]
-    return columns.encode_key(*(_part(*x, hexadecimal) for x in zip(texts, kinds, names_, strict=True)))
+    return tuple(_part(*x, hexadecimal) for x in zip(texts, kinds, names_, strict=True))
 
 
 def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
