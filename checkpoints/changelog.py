@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -14,7 +14,7 @@ from keyfold.checkpoints import engine as engines
 from keyfold.checkpoints.cleaner import pool
 from keyfold.checkpoints.cleaner.clean_pass import PassStatistics
 from keyfold.checkpoints.engine import Engine
-from keyfold.checkpoints.log import ingest, reader
+from keyfold.checkpoints.log import ingest, reader, typed_rows
 from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.checkpoints.log.reader_marks import ViewLock, now_ms
 from keyfold.checkpoints.log.recovery import NewChangelog, View
@@ -24,6 +24,7 @@ from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.identity import (
     ChangelogMeta,
     check_partitions,
+    check_same_keys,
     check_same_partitions,
     merged_config,
     read_identity,
@@ -64,9 +65,15 @@ class Changelog(Closing):
     """
 
     def __init__(
-        self, path: Path, engine: Engine | None, view: View | None, view_lock: ViewLock | None
+        self,
+        path: Path,
+        engine: Engine | None,
+        view: View | None,
+        view_lock: ViewLock | None,
+        keys: tuple[str, ...] = (),
     ) -> None:
         self.path = path
+        self._keys = keys
         self._process = OwnProcess(path)
         self._engine = engine
         self._view = view
@@ -93,6 +100,7 @@ class Changelog(Closing):
         *,
         mode: Literal["w", "r"] = "w",
         partitions: int | None = None,
+        keys: str | Sequence[str] | None = None,
         columns: Columns | None = None,
         config: Mapping[str, object] | None = None,
         steal: bool = False,
@@ -106,13 +114,15 @@ class Changelog(Closing):
             mode: "w" to write (and read), "r" to read while another process may write.
             partitions: number of partitions for a new changelog (default 1). For an existing one it must
                 match.
-            columns: the typed columns of a new changelog; None for raw bytes.
+            keys: the key columns, for typed columns. A new changelog gets the columns of the first table that
+                is appended. None for raw bytes, or to take an existing changelog as it is.
+            columns: the typed columns of a new changelog, if they are known already.
             config: settings under Kafka's names, stored in the changelog; see `LogConfig`.
             steal: take over from a living writer, which is fenced.
             files, clock_ms: for tests.
 
         Raises:
-            ConfigError: an invalid setting, or another number of partitions.
+            ConfigError: an invalid setting, another number of partitions, or other keys.
             NotAChangelog: the path does not hold a changelog, and none can be created there.
             FormatTooNew: a later version of keyfold wrote the changelog.
             Damaged: the manifest or `changelog.json` does not match its checksum.
@@ -125,13 +135,15 @@ class Changelog(Closing):
             check_partitions(partitions)
         if columns is not None and not isinstance(columns, Columns):
             raise arguments.wrong_type("columns", columns, "a Columns")
+        named = (keys,) if isinstance(keys, str) else tuple(arguments.several("keys", keys or (), "names"))
         config = {} if config is None else config
         LogConfig.parsed(config)
         if mode == "r":
-            if config or partitions is not None or steal:
+            if config or partitions is not None or steal or named:
                 raise ConfigError(
                     "A reader does not accept settings.", path=root, expected='only path= with mode="r"',
-                    found="config=, partitions= or steal=", remedy='leave them out, or open with mode="w"',
+                    found="config=, partitions=, keys= or steal=",
+                    remedy='leave them out, or open with mode="w"',
                 )  # fmt: skip
             return cls._open_reader(files, root)
         if mode != "w":
@@ -145,12 +157,13 @@ class Changelog(Closing):
         engine = engines.acquire(files, root, creation, clock_ms, steal=steal)
         try:
             check_same_partitions(root, engine.identity, partitions)
+            check_same_keys(root, engine.identity, named, empty=engine.state.next_commit == 1)
             if config:
                 engine.configure(config)
         except BaseException:
             engines.release(engine)
             raise
-        return cls(engine.root, engine, None, None)
+        return cls(engine.root, engine, None, None, named)
 
     @classmethod
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
@@ -252,6 +265,8 @@ class Changelog(Closing):
         batch_id = None if batch_id is None else idempotence.checked_batch(batch_id)
         engine = self._open_engine()
         engine.transactions.check()
+        if self._keys and engine.identity.columns is None:
+            engine.set_columns(typed_rows.columns_of(ingest.table_of(table), self._keys))
         return engine.append(table, app_id, batch_id)
 
     @contextmanager
@@ -273,10 +288,10 @@ class Changelog(Closing):
         """
         engine, app_id = self._open_engine(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
+        columns = self._known_columns()
         with engine.transactions:
             applied = idempotence.appended(engine.state, app_id, batch_id, "") is not None
             with engine.transaction(applied=applied) as transaction:
-                columns = self.columns
                 yield transaction if columns is None else ColumnsTransaction(transaction, columns)
                 if not applied:
                     changes = transaction.changes()
@@ -363,6 +378,8 @@ class Changelog(Closing):
             BadRecord: not a key of these columns.
         """
         columns = self.columns
+        if columns is None and self._keys:
+            return None
         raw = key if columns is None else KeySerde(columns).serialize(key)
         if self._view is None or self._store is not None:
             store = self._open_engine().last_values() if self._store is None else self._store
@@ -380,7 +397,7 @@ class Changelog(Closing):
         A writer's are in RocksDB; each read first catches up with the commit that is current then. A reader's
         are those of its view; the first call reads them into memory.
         """
-        columns = self.columns
+        columns = self._known_columns()
         if self._view is None:
             store: ReadOnlyStore = self._open_engine().last_values()
         else:
@@ -389,6 +406,17 @@ class Changelog(Closing):
                 self._store = self._in_memory(columns)
             store = self._store
         return store if columns is None else ColumnsView(store, columns)
+
+    def _known_columns(self) -> Columns | None:
+        """The typed columns, None for raw bytes. Raises `ConfigError` if the first table is not there yet."""
+        columns = self.columns
+        if columns is None and self._keys:
+            raise ConfigError(
+                "The changelog has no columns yet.", path=self.path,
+                expected="a table with the keys " + ", ".join(self._keys), found="no commit",
+                remedy="append a table first: it gives the columns",
+            )  # fmt: skip
+        return columns
 
     def _in_memory(self, columns: Columns | None) -> ArrowStore:
         """The last values of the view."""

@@ -25,7 +25,7 @@ from keyfold.checkpoints.log import compact_requests, ingest
 from keyfold.checkpoints.log.recovery import NewChangelog, open_writer
 from keyfold.checkpoints.log.writer import Batch, BlockFactory, Writer
 from keyfold.checkpoints.manifest import idempotence
-from keyfold.checkpoints.manifest.identity import ChangelogMeta
+from keyfold.checkpoints.manifest.identity import ChangelogMeta, check_same_keys
 from keyfold.checkpoints.manifest.resolve import At
 from keyfold.checkpoints.manifest.state import Anchor, Commit, State
 from keyfold.checkpoints.rollback import roll_back
@@ -303,11 +303,18 @@ class Engine:
         cleaner.POOL.wake()
 
     def set_columns(self, columns: Columns) -> None:
-        """Take added columns into `changelog.json`. The caller has checked that they fit
-        (`Columns.accepts`).
+        """Take added columns into `changelog.json`, before a line names a segment that has them. The caller
+        has checked that they fit (`Columns.accepts`). A changelog without commits may get its first ones.
+
+        Raises:
+            ConfigError: it holds raw bytes.
         """
         writer = self.writer
         with writer.exclusive:
+            if writer.identity.columns is None:
+                check_same_keys(
+                    writer.root, writer.identity, columns.keys, empty=writer.state.next_commit == 1
+                )
             if columns != writer.identity.columns:
                 identity = replace(writer.identity, columns=columns)
                 writer.replace_identity(identity)

@@ -9,10 +9,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.schema import spark_types
 from keyfold.statestore.schema.columns import Columns
 
 #: A column of this name says which rows delete their key.
 DELETED: Final = "_deleted"
+
+
+def columns_of(table: pa.Table, keys: tuple[str, ...]) -> Columns:
+    """The columns of a new changelog whose first table this is.
+
+    Raises:
+        SchemaMismatch: a column has a type that cannot be stored, or not in a key.
+        ConfigError: a key column does not exist, or two columns have the same name.
+    """
+    fields = [spark_types.field_of(field) for field in table.schema if field.name != DELETED]
+    return Columns({"type": "struct", "fields": fields}, keys)
 
 
 def are_columns(names: Sequence[str], columns: Columns) -> bool:

@@ -96,6 +96,18 @@ def check_same_partitions(root: Path, identity: ChangelogMeta, partitions: int |
         )  # fmt: skip
 
 
+def check_same_keys(root: Path, identity: ChangelogMeta, keys: tuple[str, ...], *, empty: bool) -> None:
+    """Raises `ConfigError` if `keys` are named and are not the changelog's. An `empty` one may get them."""
+    own = None if identity.columns is None else identity.columns.keys
+    if not keys or own == keys or (own is None and empty):
+        return
+    raise ConfigError(
+        "The keys of a changelog cannot change.", path=root,
+        expected="no keys: it holds raw bytes" if own is None else ", ".join(own), found=", ".join(keys),
+        remedy="leave `keys=` out; for other keys, create a new changelog",
+    )  # fmt: skip
+
+
 def read_identity(files: Files, root: Path) -> ChangelogMeta:
     """The identity of the changelog at `root`.
 

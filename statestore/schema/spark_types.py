@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -72,6 +72,71 @@ def _with_collations(kind: Any, path: str, collations: Mapping[str, str]) -> Any
 
 def arrow_schema(fields: Sequence[FieldJson]) -> pa.Schema:
     return pa.schema([pa.field(f["name"], _arrow_type(f["type"])) for f in fields])
+
+
+def field_of(field: pa.Field) -> FieldJson:
+    """The column of an Arrow field: the smallest of Spark's types that holds all values of its type.
+
+    Raises:
+        SchemaMismatch: There is none.
+    """
+    kind = _spark_type(field.name, field.type)
+    return {"name": field.name, "type": kind, "nullable": field.nullable, "metadata": {}}
+
+
+def _spark_type(path: str, kind: pa.DataType) -> Any:
+    t = pa.types
+    if t.is_dictionary(kind) or t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        inner = kind.value_type
+        if t.is_dictionary(kind):
+            return _spark_type(path, inner)
+        return {"type": "array", "elementType": _spark_type(f"{path}[]", inner), "containsNull": True}
+    if t.is_map(kind):
+        return {
+            "type": "map",
+            "keyType": _spark_type(f"{path}[key]", kind.key_type),
+            "valueType": _spark_type(f"{path}[value]", kind.item_type),
+            "valueContainsNull": True,
+        }
+    if t.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return {"type": "struct", "fields": [{**field_of(f), "name": f.name} for f in fields]}
+    if t.is_decimal(kind) and kind.precision <= 38:
+        return f"decimal({kind.precision},{kind.scale})"
+    if t.is_timestamp(kind):
+        return "timestamp" if kind.tz is not None else "timestamp_ntz"
+    for holds, name in _OF_ARROW:
+        if holds(kind):
+            return name
+    raise SchemaMismatch(
+        "The column's type cannot be stored.", position=f"column {path!r}", found=str(kind),
+        remedy="cast it to one of Spark's types",
+    )  # fmt: skip
+
+
+_OF_ARROW: Final = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "byte"),
+    (pa.types.is_int16, "short"),
+    (pa.types.is_uint8, "short"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_uint16, "integer"),
+    (pa.types.is_int64, "long"),
+    (pa.types.is_uint32, "long"),
+    (pa.types.is_uint64, "decimal(20,0)"),
+    (pa.types.is_float16, "float"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_string_view, "string"),
+    (pa.types.is_binary, "binary"),
+    (pa.types.is_large_binary, "binary"),
+    (pa.types.is_fixed_size_binary, "binary"),
+    (pa.types.is_binary_view, "binary"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_null, "void"),
+)
 
 
 def _arrow_type(kind: Any) -> pa.DataType:
