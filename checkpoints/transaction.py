@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import TracebackType
 
 from keyfold.checkpoints.log.processes import OwnProcess
 from keyfold.statestore.errors import ConfigError
@@ -68,9 +67,7 @@ class Turn:
         self._lock.acquire()
         self._holder = threading.get_ident()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process.is_this():
             self._holder = None
             self._lock.release()

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from keyfold.checkpoints.log.reader_marks import new_lock
@@ -52,9 +51,7 @@ class Request:
                 return None
             time.sleep(_LOOK_SECONDS)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # A process that was forked from the asking process has no lock.
         if self._lock is not None and self._lock.fd >= 0:
             for path in (self._lock.path, self._answer):

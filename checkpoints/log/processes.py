@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 
 from keyfold.statestore.errors import ConfigError
 
@@ -45,8 +44,6 @@ class ProcessLock:
         self._process.check()
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process.is_this():
             self._lock.release()

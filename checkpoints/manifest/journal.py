@@ -92,22 +92,31 @@ def decode_line(raw: bytes) -> Line | None:
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """One line of what was read of a journal: its bytes [start, end), and its content; None if damaged."""
+    """One line of what was read of a journal: its bytes [start, end), and its content; None if damaged.
+
+    A line without its newline is torn, even if its content is intact.
+    """
 
     number: int
     start: int
     end: int
     content: Line | None
+    torn: bool
+
+    @property
+    def is_sound(self) -> bool:
+        return self.content is not None and not self.torn
 
 
 def scan(data: bytes) -> Iterator[RawLine]:
-    """The lines in order, damaged ones too. A line without a newline is damaged."""
+    """The lines in order, damaged ones too."""
     start = number = 0
     while start < len(data):
         number += 1
         newline = data.find(b"\n", start)
         end = newline + 1 or len(data)
-        yield RawLine(number, start, end, decode_line(data[start:newline]) if newline >= 0 else None)
+        torn = newline < 0
+        yield RawLine(number, start, end, decode_line(data[start : end if torn else newline]), torn)
         start = end
 
 
@@ -251,8 +260,8 @@ def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head
             found=f"{loaded.length if loaded else 0} intact bytes of {len(data)}", remedy=_REMEDY,
         )  # fmt: skip
     length = loaded.length if loaded else 0
-    # Also a last line that is intact but for its newline: it was written after the damaged one was durable.
-    if any(decode_line(raw) is not None for raw in data[length:].split(b"\n")[1:]):
+    # A torn last line with intact content counts: it was written after the damaged one was durable.
+    if any(raw.content is not None for raw in scan(data[length:]) if raw.number > 1):
         raise _damaged_line(path, length)
     return replace(loaded, torn=len(data) - length) if loaded else None
 
@@ -295,7 +304,7 @@ def _fold(data: bytes, path: Path, identity: str, before: Loaded | None) -> Load
     start = before.length if before else 0
     end = 0
     for raw in scan(data):
-        if raw.content is None:
+        if raw.content is None or raw.torn:
             break
         first, state = state is None, apply_next(state, raw.content, path, f"byte {start + raw.start}")
         if first and raw.content.get("changelog") != identity:

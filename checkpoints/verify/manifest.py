@@ -171,8 +171,8 @@ def _check_journal(
     durable = 0 if head is None else head.length
     lines = list(scan(data))
     last_sound = max((raw.start for raw in lines if raw.content is not None), default=-1)
-    for damaged, group in groupby(lines, lambda raw: raw.content is None):
-        if damaged:
+    for sound, group in groupby(lines, lambda raw: raw.is_sound):
+        if not sound:
             _report_damaged(data, list(group), max(durable, last_sound), manifest, path, damages)
             continue
         for raw in group:

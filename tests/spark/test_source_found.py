@@ -31,10 +31,6 @@ path, folder = sys.argv[1:]
 spark = spark_session(Path(folder) / "spark")
 rows = spark.read.format("keyfold").load(path).collect()
 print([bytes(row.value) for row in rows])
-followed = spark.newSession().readStream.format("keyfold").option("mode", "log").load(path)
-query = followed.writeStream.format("memory").queryName("followed").trigger(availableNow=True).start()
-query.awaitTermination()
-print(query.lastProgress.numInputRows)
 spark.stop()
 """
 
@@ -55,4 +51,4 @@ def test_a_fresh_session_knows_the_format_without_registering_it(
     done = subprocess.run(
         [sys.executable, "-c", _READ, str(path), str(tmp_path)], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.stdout.splitlines() == ["[b'2']", "2"], done.stderr
+    assert done.stdout.strip() == "[b'2']", done.stderr

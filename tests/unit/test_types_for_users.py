@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import keyfold
 from keyfold import errors
+
+pytest.importorskip("mypy")
 
 #: An expression, and its type as mypy writes it.
 TYPES = {

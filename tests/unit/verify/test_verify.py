@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from keyfold import Changelog, Standby
 from keyfold.checkpoints.log.compact_requests import Request
+from keyfold.checkpoints.manifest.journal import Head
 from keyfold.checkpoints.verify.verify import Verification, verify
-from keyfold.statestore.errors import FormatTooNew, NotAChangelog
+from keyfold.statestore.errors import Damaged, FormatTooNew, NotAChangelog
 from keyfold.statestore.files import LOCAL
 from support.changelogs import (
     BY_HAND,
@@ -96,6 +98,40 @@ def test_a_torn_last_line_is_a_note_and_no_damage(crashed: Path) -> None:
     found = verify(crashed)
     assert found.sound
     assert "never acknowledged" in found.notes[0]
+
+
+@pytest.mark.parametrize("durable", [1, 2, 3])
+@pytest.mark.parametrize("ends", [True, False], ids=["whole", "without its newline"])
+def test_a_journal_is_damaged_for_verify_if_and_only_if_it_is_for_an_opening(
+    tmp_path: Path, durable: int, ends: bool
+) -> None:
+    """A power loss can leave a head that names fewer lines than were durable, here `durable` of four."""
+    original = tmp_path / "original"
+    with Changelog.open(original, config=BY_HAND) as log:
+        for _ in range(3):
+            log.append(rows(("a", "1")))
+        shutil.copytree(original, tmp_path / "crashed")
+    journal = journal_of(tmp_path / "crashed")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    head = b"".join(lines[:durable])
+    slot = Head(len(head), durable, crc32c(head)).encode() + b" " * 64
+    outcomes = set()
+    for damaged in range(len(lines)):
+        path = Path(shutil.copytree(tmp_path / "crashed", tmp_path / f"{damaged}"))
+        changed = list(lines)
+        changed[damaged] = changed[damaged].replace(b'"seq"', b'"sep"')
+        data = b"".join(changed)
+        journal_of(path).write_bytes(data if ends else data.removesuffix(b"\n"))
+        head_of(path).write_bytes(slot)
+        found = bool(verify(path).damages)
+        try:
+            Changelog.open(path).close()
+        except Damaged:
+            assert found, damaged
+        else:
+            assert not found, damaged
+        outcomes.add(found)
+    assert outcomes == {True, False}
 
 
 def test_a_line_behind_the_head_is_checked_and_no_damage(crashed: Path) -> None:
