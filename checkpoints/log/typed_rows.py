@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.projection import as_type
 from keyfold.statestore.schema import spark_types
 from keyfold.statestore.schema.columns import Columns
 
@@ -84,7 +85,7 @@ def _cast(column: pa.Array, name: str, kind: pa.DataType, row: int) -> pa.Array:
             found=str(column.type), remedy="cast the column",
         )  # fmt: skip
     try:
-        return column.cast(kind)
+        return as_type(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         pass
     raise BadRecord(
@@ -99,7 +100,7 @@ def _first_misfit(column: pa.Array, kind: pa.DataType) -> int:
     while stop - start > 1:
         middle = (start + stop) // 2
         try:
-            column.slice(start, middle - start).cast(kind)
+            as_type(column.slice(start, middle - start), kind)
             start = middle
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             stop = middle

@@ -306,29 +306,34 @@ class Columns:
     # -- evolution -------------------------------------------------------------------------------------------
 
     def accepts(self, other: Columns) -> Columns:
-        """These columns plus those that `other` adds: the changelog's columns after `other` writes to it.
+        """The changelog's columns after `other` writes to it, which hold the values of both.
 
-        An added column must be nullable, and it comes last. The order of the value columns may differ. A
-        column, element or field that is nullable in only one of the two becomes nullable.
+        - A column that only one of the two has is null in the records of the other; an added one comes last.
+          Fields of structs likewise.
+        - The wider type counts: byte, short, integer, long; float, double; date, timestamp_ntz; the decimal
+          with more digits.
+        - What is nullable in one of the two is nullable. The order of the value columns may differ.
+        - The key columns and their types stay: other types are other bytes.
 
         Raises:
             SchemaMismatch: The columns differ in any other way. The message lists each difference.
         """
         mine = {f["name"]: f for f in self.schema_json["fields"]}
-        theirs = {f["name"]: f for f in other.schema_json["fields"]}
+        different = []
         merged: list[FieldJson] = []
-        different: list[str] = []
+        theirs = {f["name"]: f for f in other.schema_json["fields"]}
         for name, old in mine.items():
             new = theirs.pop(name, None)
-            if new is None or spark_types.sql_text(new["type"]) != spark_types.sql_text(old["type"]):
+            try:
+                if name in self.keys and (new is None or not _same_type(old, new)):
+                    raise spark_types.Incompatible
+                merged += spark_types.merged_fields([old], [] if new is None else [new])
+            except spark_types.Incompatible:
                 different.append(name)
-            else:
-                merged.append(spark_types.wider(old, new))
-        added = list(theirs.values())
-        fits = not different and all(f["nullable"] for f in added)
-        if not fits or self.keys != other.keys:
-            raise self._difference(other, [*different, *theirs])
-        merged += added
+        different += [name for name in theirs if name in other.keys]
+        if different or self.keys != other.keys:
+            raise self._difference(other, different)
+        merged += [{**f, "nullable": True} for f in theirs.values()]
         if merged == self.schema_json["fields"]:
             return self
         return Columns({"type": "struct", "fields": merged}, self.keys, (*self.earlier, self.schema_json))
@@ -346,7 +351,8 @@ class Columns:
             "The columns differ from those of the changelog.",
             expected="; ".join(expected),
             found="; ".join(found),
-            remedy="only nullable value columns can be added; create a new changelog for other columns",
+            remedy="add or leave out value columns, or give them wider types; for other changes create a new "
+            "changelog",
         )
 
     # -- its parts -------------------------------------------------------------------------------------------
@@ -379,3 +385,7 @@ class Columns:
     @cached_property
     def _value_schema(self) -> pa.Schema:
         return spark_types.arrow_schema(self._value_fields)
+
+
+def _same_type(one: FieldJson, other: FieldJson) -> bool:
+    return spark_types.sql_text(one["type"]) == spark_types.sql_text(other["type"])

@@ -245,10 +245,63 @@ def described(column: FieldJson | None) -> str:
     return sql_text(column["type"]) + ("" if column["nullable"] else " not null")
 
 
-def wider(old: Any, new: Any) -> Any:
-    """Merge two types or fields that differ only in nullability: nullable if either is."""
-    if isinstance(old, dict):
-        return {part: wider(old[part], new[part]) if part != "metadata" else old[part] for part in old}
-    if isinstance(old, list):
-        return [wider(a, b) for a, b in zip(old, new, strict=True)]
-    return old or new
+#: Each type holds all values of those before it.
+_WIDENING: Final = (
+    ("byte", "short", "integer", "long"),
+    ("float", "double"),
+    ("date", "timestamp_ntz"),
+)
+
+
+def merged_fields(old: Sequence[FieldJson], new: Sequence[FieldJson]) -> list[FieldJson]:
+    """The columns that hold the values of both, the old ones first. What only one of them has is null in the
+    other.
+
+    Raises:
+        Incompatible: No type holds the values of both columns of a name.
+    """
+    added = {f["name"]: f for f in new}
+    found: list[FieldJson] = []
+    for mine in old:
+        theirs = added.pop(mine["name"], None)
+        if theirs is None:
+            found.append({**mine, "nullable": True})
+            continue
+        kind = merged_type(mine["type"], theirs["type"])
+        found.append({**mine, "type": kind, "nullable": mine["nullable"] or theirs["nullable"]})
+    return [*found, *({**f, "nullable": True} for f in added.values())]
+
+
+def merged_type(old: Any, new: Any) -> Any:
+    """The type that holds the values of both: the wider one, nullable where one is. Raises `Incompatible`."""
+    if old == new or new == "void":
+        return old
+    if old == "void":
+        return new
+    if isinstance(old, dict) and isinstance(new, dict) and old["type"] == new["type"]:
+        if old["type"] == "struct":
+            return {**old, "fields": merged_fields(old["fields"], new["fields"])}
+        parts = {part: merged_type(old[part], new[part]) for part in _INNER if part in old}
+        flags = {flag: old[flag] or new[flag] for flag in _NULLABLE if flag in old}
+        return {**old, **parts, **flags}
+    if isinstance(old, dict) or isinstance(new, dict):
+        raise Incompatible
+    for family in _WIDENING:
+        if old in family and new in family:
+            return max(old, new, key=family.index)
+    decimals = [_DECIMAL.match(kind) for kind in (old, new)]
+    if all(decimals):
+        sizes = [(int(d[1]) - int(d[2]), int(d[2])) for d in decimals if d is not None]
+        whole, scale = (max(part) for part in zip(*sizes, strict=True))
+        if whole + scale <= _DIGITS_MAX:
+            return f"decimal({whole + scale},{scale})"
+    raise Incompatible
+
+
+class Incompatible(Exception):
+    """Two types of which no third one holds the values of both."""
+
+
+_DIGITS_MAX: Final = 38
+_INNER: Final = ("elementType", "keyType", "valueType")
+_NULLABLE: Final = ("containsNull", "valueContainsNull")

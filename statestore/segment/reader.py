@@ -13,7 +13,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import Damaged, FormatTooNew, ViewExpired
+from keyfold.statestore.errors import Damaged, FormatTooNew, SchemaMismatch, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import (
@@ -253,7 +253,14 @@ def _with_values(batch: pa.RecordBatch, kind: pa.DataType) -> pa.RecordBatch:
     if batch.column(place).type.equals(kind):
         return batch
     columns = batch.columns
-    columns[place] = as_type(columns[place], kind)
+    try:
+        columns[place] = as_type(columns[place], kind)
+    except pa.ArrowInvalid as e:
+        raise SchemaMismatch(
+            "A value does not fit the columns that this reader was opened with.",
+            expected=kind, found=f"a value of {columns[place].type}",
+            remedy="open the changelog again: a column has a wider type now",
+        ) from e  # fmt: skip
     return pa.RecordBatch.from_arrays(columns, schema=record_schema(kind))
 
 
