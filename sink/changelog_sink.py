@@ -1,7 +1,7 @@
 """`ChangelogSink`: the function for `foreachBatch` that writes a query's rows to a changelog.
 
-Follow one write: `ChangelogSink.__call__` → `RowEncoding.select` (key and value bytes, in the JVM) → `Stage`
-(in each task: blocks into a file aside) → `Engine.commit` (nobody else's turn, a new batch) →
+Follow one write: `ChangelogSink.__call__` → `RowEncoding.select` (the columns of key and value) → `Stage` (in
+each task: blocks into a file aside) → `Engine.commit` (nobody else's turn, a new batch) →
 `Writer.commit` (blocks into the segments, one line of the manifest).
 """
 
@@ -11,9 +11,8 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypedDict, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -24,21 +23,19 @@ from keyfold.checkpoints.log.recovery import check_creatable
 from keyfold.checkpoints.manifest.idempotence import OnReset
 from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.sink import staging
+from keyfold.sink.arrow_rows import key_columns
 from keyfold.sink.base import ForeachBatch
 from keyfold.sink.batch_gate import CONTINUES, IncomingBatch, choice
-from keyfold.sink.encoding import RowEncoding, check_arguments, refusal
+from keyfold.sink.encoding import RowEncoding, check_arguments
 from keyfold.sink.staging import Stage, Staged
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
+from keyfold.statestore.errors import ConfigError, SchemaMismatch
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.paths import AnyPath
-from keyfold.statestore.schema.columns import Columns, Format
+from keyfold.statestore.schema.columns import Columns
 
 Names: TypeAlias = str | Sequence[str] | None
 Placement: TypeAlias = Literal["auto", "tasks", "driver"]
-
-#: The columns of a record that are not its key.
-_OTHER_COLUMNS: Final = ("value", "timestamp", "headers")
 
 
 class _Arguments(TypedDict):
@@ -48,7 +45,6 @@ class _Arguments(TypedDict):
     sequence_by: Names
     column_list: Names
     except_column_list: Names
-    value_format: Format | None
 
 
 class ChangelogSink(ForeachBatch):
@@ -73,7 +69,6 @@ class ChangelogSink(ForeachBatch):
         sequence_by: Columns or SQL expressions that order the changes of one key within a batch. Rows with
             equal values keep their order. Needs a shuffle.
         column_list, except_column_list: The columns of the value; all columns except the keys by default.
-        value_format: "raw" or "json"; raw by default for a single string or binary column.
         config: Settings by Kafka's names, stored in the changelog.
         on_reset: What to do when the app is known but the query is new because its checkpoint was deleted:
             "refuse" it, "append" everything it reads, or "restore", which accepts the query if it continues
@@ -104,7 +99,6 @@ class ChangelogSink(ForeachBatch):
         sequence_by: Names = None,
         column_list: Names = None,
         except_column_list: Names = None,
-        value_format: Format | None = None,
         config: Mapping[str, object] | None = None,
         on_reset: OnReset = "refuse",
         accept_replay: bool = False,
@@ -114,7 +108,7 @@ class ChangelogSink(ForeachBatch):
     ) -> None:
         if placement not in get_args(Placement):
             raise choice("placement", placement, get_args(Placement))
-        check_arguments(keys, apply_as_deletes, sequence_by, column_list, except_column_list, value_format)
+        check_arguments(keys, apply_as_deletes, sequence_by, column_list, except_column_list)
         super().__init__(
             path,
             partitions=partitions,
@@ -132,7 +126,6 @@ class ChangelogSink(ForeachBatch):
             sequence_by=sequence_by,
             column_list=column_list,
             except_column_list=except_column_list,
-            value_format=value_format,
         )
         self._encoding: tuple[str, RowEncoding] | None = None
         if not keys or files.exists(self.path / filenames.IDENTITY):
@@ -143,8 +136,7 @@ class ChangelogSink(ForeachBatch):
     def _deliver(self, df: DataFrame, delivery: IncomingBatch) -> None:
         encoding = self._encoding_for(df)
         log = self._opened(encoding.columns)
-        if log.columns is not None and encoding.columns is not None:
-            log.columns.accepts(encoding.columns)
+        shape = encoding.shape(self._accepted(log, encoding.columns))
         engine = log.engine
         if not self._intake.admits(df.sparkSession, log, delivery):
             self._pass_over(df, log, delivery)
@@ -152,26 +144,23 @@ class ChangelogSink(ForeachBatch):
         engine.wait_for_room()
         syncing = engine.submit(delivery.sync)
         with self._working_directory(engine) as directory:
-            stage = Stage(str(directory), delivery.batch, log.partitions, engine.clock_ms())
+            stage = Stage(str(directory), delivery.batch, log.partitions, engine.clock_ms(), shape)
             staged = self._staged(encoding.select(df), stage)
             syncing.result()
-            parts = staging.blocks_by_partition(self._files, stage, staged, log.config.codec)
+            parts = staging.blocks_by_partition(
+                self._files, stage, staged, log.config.codec, lambda: engine.identity.value_type
+            )
+            # Readers must know a column before a segment has it.
             added = self._added_columns(log, encoding.columns)
             self._commit(df.sparkSession, log, delivery, parts, first=added)
 
     def _staged(self, records: DataFrame, stage: Stage) -> list[Staged]:
         records = self._ordered(records, stage.partitions) if self._arguments["sequence_by"] else records
-        try:
-            if self._by_tasks(records):
-                staged = staging.staged_by_tasks(records, stage)
-            else:
-                staged = staging.staged_on_driver(self._files, records, stage)
-        except PySparkException as error:
-            refused = refusal(error)
-            if refused is None:
-                raise
-            raise BadRecord(refused.what, position=f"batch {stage.batch}", remedy=refused.remedy) from error
-        bad = staging.refused_row(staged, stage.batch)
+        if self._by_tasks(records):
+            staged = staging.staged_by_tasks(records, stage)
+        else:
+            staged = staging.staged_on_driver(self._files, records, stage)
+        bad = staging.refused_row(staged, stage)
         if bad is not None:
             raise bad
         return staged
@@ -179,8 +168,8 @@ class ChangelogSink(ForeachBatch):
     def _ordered(self, records: DataFrame, partitions: int) -> DataFrame:
         """All rows of a key in one task, ordered by `sequence_by`. Rows with equal values stay in order."""
         sequence = [name for name in records.columns if name.startswith("sequence_")]
-        keys = staging.key_columns(records.columns)
-        kept = [*keys, *(name for name in records.columns if name in _OTHER_COLUMNS)]
+        keys = key_columns(records.columns)
+        kept = [name for name in records.columns if name not in sequence]
         shuffled = int(records.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = max(1, min(partitions, shuffled))
         unordered = F.lit(False)
@@ -193,12 +182,17 @@ class ChangelogSink(ForeachBatch):
             .select(*kept, "row", unordered.alias("unordered"))
         )
 
+    def _accepted(self, log: Changelog, columns: Columns | None) -> Columns | None:
+        """The columns of the changelog with this batch. Raises `SchemaMismatch`."""
+        return None if log.columns is None or columns is None else log.columns.accepts(columns)
+
     def _added_columns(self, log: Changelog, columns: Columns | None) -> Callable[[], None]:
         """Takes columns that the batch has added into the changelog."""
 
         def add() -> None:
-            if log.columns is not None and columns is not None:
-                log.engine.set_columns(log.columns.accepts(columns))
+            accepted = self._accepted(log, columns)
+            if accepted is not None:
+                log.engine.set_columns(accepted)
 
         return add
 

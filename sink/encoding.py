@@ -1,32 +1,32 @@
-"""Converts a DataFrame's rows to records: which columns form key and value, and which rows are deletes.
+"""Which columns of a DataFrame form key and value of its records, and which rows are deletes.
 
-Spark expressions encode values in the JVM; `json_columns` defines how a column is written. Key columns stay
-as they are: the tasks encode them with `key_codec`.
+Columns of keys and values stay as they are: `arrow_rows` makes records of them in the tasks.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import get_args
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from keyfold.sink import json_columns
-from keyfold.sink.json_columns import Part
+from keyfold.sink.arrow_rows import RAW, Shape
 from keyfold.statestore import arguments
-from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.schema.columns import Columns, Format, default_format
+from keyfold.statestore.errors import ConfigError, SchemaMismatch
+from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.schema.spark_types import quoted
 
 Names = str | Sequence[str] | None
 
 _KAFKA_OPTIONAL = {"headers": "array<struct<key:string,value:binary>>", "timestamp": "timestamp"}
 _KAFKA_IGNORED = ("topic", "partition", "offset", "timestampType")
-_ORDERED = (T.NumericType, T.StringType, T.BinaryType, T.BooleanType, *json_columns.TIMES)
+_ORDERED = (
+    *(T.NumericType, T.StringType, T.BinaryType, T.BooleanType),
+    *(T.DateType, T.TimestampType, T.TimestampNTZType),
+)
 
 
 class RowEncoding:
@@ -40,8 +40,6 @@ class RowEncoding:
         except_column_list: Columns to leave out of the value.
         apply_as_deletes: A SQL condition on the DataFrame's columns. A row for which it is true becomes a
             tombstone.
-        value_format: "raw" or "json". Defaults to raw for one value column of type string or binary,
-            otherwise to JSON.
         sequence_by: Columns or SQL expressions to keep for ordering the changes of one key.
 
     `columns` are the columns of the changelog; None in Kafka's shape.
@@ -59,10 +57,9 @@ class RowEncoding:
         column_list: Names = None,
         except_column_list: Names = None,
         apply_as_deletes: str | None = None,
-        value_format: Format | None = None,
         sequence_by: Names = None,
     ) -> None:
-        check_arguments(keys, apply_as_deletes, sequence_by, column_list, except_column_list, value_format)
+        check_arguments(keys, apply_as_deletes, sequence_by, column_list, except_column_list)
         self.columns: Columns | None = None
         self._schema = schema
         self._deletes = apply_as_deletes
@@ -73,19 +70,22 @@ class RowEncoding:
         key_names = _names(keys, "keys")
         if key_names:
             values = _value_names(schema, key_names, column_list, except_column_list)
-            self.columns = _columns(schema, key_names, values, value_format)
+            self.columns = _columns(schema, key_names, values)
         else:
             _check_kafka_shape(schema)
 
+    def shape(self, columns: Columns | None) -> Shape:
+        """The shape of what `select` gives, for a changelog with `columns`, which accept `self.columns`."""
+        if self.columns is None or columns is None:
+            return RAW
+        return Shape(self.columns.keys, tuple(self._value_names(self.columns)), columns.value_type)
+
     def select(self, df: DataFrame) -> DataFrame:
-        """The records of `df`, in its order.
+        """The records of `df`, in its order, with the columns that `Shape` describes: in Kafka's shape `key`
+        and `value`, binary, the value null for a tombstone, and `headers` and `timestamp` if `df` has them.
 
-        Columns: the key columns in their order as `key_0`, `key_1`, ..., in Kafka's shape `key`, binary
-        (`Stage` refuses a row with a null in them, and names it); `value`, binary, null for a tombstone; in
-        Kafka's shape `headers` and `timestamp` (bigint, milliseconds since 1970) if `df` has them;
-        `sequence_0`, `sequence_1`, ... for `sequence_by`.
-
-        If a row cannot be written exactly, Spark raises an error while it runs this: see `refusal`.
+        After them `sequence_0`, `sequence_1`, ... for `sequence_by`. The tasks refuse a row that cannot be
+        written, and name it.
 
         Raises:
             SchemaMismatch: The columns of `df` are not those of the given schema.
@@ -107,19 +107,15 @@ class RowEncoding:
         return (df if self._by_name else self._numbered(df)).select(*self._record)
 
     def _columns_of_a_record(self) -> list[Column]:
-        if self.columns is None:
-            key, value, *more = self._kafka_record()
-            keys = [key.alias("key")]
-        else:
-            keys, value, more = self._keys(self.columns), self._value(self.columns), []
+        deletes = None
         if self._deletes is not None:
             deletes = F.expr(self._deletes) if self._by_name else F.col("deletes")
-            value = F.when(deletes, F.lit(None).cast("binary")).otherwise(value)
+        record = self._kafka_record(deletes) if self.columns is None else self._typed(self.columns, deletes)
         sequence = [
             F.expr(text).alias(f"sequence_{i}") if self._by_name else F.col(f"sequence_{i}")
             for i, text in enumerate(self._sequence)
         ]
-        return [*keys, value.alias("value"), *more, *sequence]
+        return [*record, *sequence]
 
     def _expressions(self) -> list[tuple[str, str]]:
         """The given SQL texts, each with the name of its argument."""
@@ -133,46 +129,30 @@ class RowEncoding:
         names += [f"sequence_{i}" for i in range(len(self._sequence))]
         return df.select("*", *(F.expr(text) for _, text in self._expressions())).toDF(*names)
 
-    def _part(self, name: str) -> Part:
-        i = self._schema.names.index(name)
-        return Part(name, F.col(quoted(name) if self._by_name else f"c{i}"), self._schema.fields[i].dataType)
+    def _column(self, name: str) -> Column:
+        return F.col(quoted(name) if self._by_name else f"c{self._schema.names.index(name)}")
 
-    def _keys(self, columns: Columns) -> list[Column]:
-        parts = [self._part(name) for name in columns.keys]
-        return [json_columns.refusing_key(part).alias(f"key_{i}") for i, part in enumerate(parts)]
+    def _typed(self, columns: Columns, deletes: Column | None) -> list[Column]:
+        keys = [self._column(name).alias(f"key_{i}") for i, name in enumerate(columns.keys)]
+        names = self._value_names(columns)
+        values = [self._column(name).alias(f"value_{i}") for i, name in enumerate(names)]
+        # Tasks make structs of the values: in Arrow that costs nothing, in Spark a copy of each row.
+        return [*keys, *values, *([] if deletes is None else [deletes.alias("deletes")])]
 
-    def _value(self, columns: Columns) -> Column:
-        names = [f["name"] for f in columns.schema_json["fields"] if f["name"] not in columns.keys]
-        parts = [part for part in map(self._part, names) if not isinstance(part.kind, T.NullType)]
-        if columns.value_format == "raw":
-            name, col, _ = parts[0]
-            missing = json_columns.raised(
-                f"Column {name!r} is null, and a null value would delete the key.",
-                'delete with apply_as_deletes=, or keep nulls with value_format="json"',
-            )
-            value = F.when(col.isNull(), missing).otherwise(col.cast("binary"))
-        else:
-            value = json_columns.value_object(parts).cast("binary")
-        return json_columns.refusing(value, parts)
+    @staticmethod
+    def _value_names(columns: Columns) -> list[str]:
+        return [f["name"] for f in columns.schema_json["fields"] if f["name"] not in columns.keys]
 
-    def _kafka_record(self) -> list[Column]:
-        record = [self._part(name).column.cast("binary") for name in ("key", "value")]
+    def _kafka_record(self, deletes: Column | None) -> list[Column]:
+        key, value = (self._column(name).cast("binary") for name in ("key", "value"))
+        if deletes is not None:
+            value = F.when(deletes, F.lit(None).cast("binary")).otherwise(value)
+        record = [key.alias("key"), value.alias("value")]
         if "headers" in self._schema.names:
-            record.append(self._part("headers").column.alias("headers"))
+            record.append(self._column("headers").alias("headers"))
         if "timestamp" in self._schema.names:
-            record.append(F.unix_millis(self._part("timestamp").column).alias("timestamp"))
+            record.append(F.unix_millis(self._column("timestamp")).alias("timestamp"))
         return record
-
-
-def refusal(error: BaseException) -> BadRecord | None:
-    """The `BadRecord` in an error that Spark raised for a row of `RowEncoding.select`, or None."""
-    if not isinstance(error, PySparkException) or error.getCondition() != "USER_RAISED_EXCEPTION":
-        return None
-    message = (error.getMessageParameters() or {}).get("errorMessage", "")
-    if not message.startswith(json_columns.MARK):
-        return None
-    what, _, remedy = message.removeprefix(json_columns.MARK).partition(json_columns.REMEDY)
-    return BadRecord(what, remedy=remedy)
 
 
 # -- which columns -------------------------------------------------------------------------------------------
@@ -184,7 +164,6 @@ def check_arguments(
     sequence_by: Names,
     column_list: Names,
     except_column_list: Names,
-    value_format: Format | None,
 ) -> None:
     """Check what can be checked without a DataFrame. Raises `ConfigError`."""
     named = _names(keys, "keys")
@@ -196,16 +175,11 @@ def check_arguments(
         _names(given, argument)
     if apply_as_deletes is not None:
         arguments.text("apply_as_deletes", apply_as_deletes)
-    if value_format not in (None, *get_args(Format)):
-        raise ConfigError(
-            "Unknown value_format.", expected=", ".join(map(repr, get_args(Format))),
-            found=repr(value_format), remedy="use one of these, or leave it out",
-        )  # fmt: skip
     if column_list is not None and except_column_list is not None:
         raise ConfigError("column_list and except_column_list exclude each other.", remedy="use one of them")
-    if not named and (column_list, except_column_list, value_format) != (None, None, None):
+    if not named and (column_list, except_column_list) != (None, None):
         raise ConfigError(
-            "column_list, except_column_list and value_format need typed columns.",
+            "column_list and except_column_list need typed columns.",
             remedy="name the key columns: keys=",
         )
 
@@ -254,16 +228,9 @@ def _no_such_column(schema: T.StructType, argument: str, name: str) -> ConfigErr
     )
 
 
-def _columns(
-    schema: T.StructType, keys: list[str], values: list[str], value_format: Format | None
-) -> Columns:
-    fields = schema.jsonValue()["fields"]
-    value_fields = [f for f in fields if f["name"] in values]
-    return Columns(
-        {"type": "struct", "fields": [f for f in fields if f["name"] in keys or f["name"] in values]},
-        tuple(keys),
-        value_format or default_format(value_fields),
-    )
+def _columns(schema: T.StructType, keys: list[str], values: list[str]) -> Columns:
+    fields = [f for f in schema.jsonValue()["fields"] if f["name"] in keys or f["name"] in values]
+    return Columns({"type": "struct", "fields": fields}, tuple(keys))
 
 
 def _check_kafka_shape(schema: T.StructType) -> None:

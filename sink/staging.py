@@ -18,30 +18,28 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from crc32c import crc32c
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import types as T
 
+from keyfold.sink.arrow_rows import PROBLEMS, RAW, Shape, deleted, in_order, problem_of, records_of
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import BadRecord, Damaged, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.keys.partitioner import partitions_of
-from keyfold.statestore.schema import key_codec
+from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import (
     BLOCK_BYTES,
-    HEADERS_TYPE,
     decode,
     encode,
-    no_headers,
     rebase,
     record_batch,
+    record_schema,
     split,
 )
 from keyfold.statestore.segment.writer import Block, block_of
-from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,18 +49,13 @@ _KEPT_BYTES_MAX: Final = 64 << 20
 #: Arrow's binary columns hold 2 GiB; batches are combined only up to half of that.
 _TOGETHER_BYTES_MAX: Final = 1 << 30
 
-NO_KEY: Final = 1
-NO_HEADER_KEY: Final = 2
-NO_SEQUENCE: Final = 3
-WRONG_TIME: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Staged:
     """One staged block, as a task reports it to the driver.
 
     `position` and `length` are bytes in the file of this attempt. If `problem` is not 0, this is not a block
-    but the row that stopped the task, and `records` is the number of that row.
+    but the row that stopped the task: `records` is the number of that row, `column` that of its column.
     """
 
     task: int
@@ -75,6 +68,7 @@ class Staged:
     max_timestamp: int
     crc: int
     problem: int = 0
+    column: int = 0
 
 
 _NAMES: Final = tuple(f.name for f in fields(Staged))
@@ -85,19 +79,17 @@ _FACTS: Final = pa.schema([pa.field(name, pa.int64()) for name in _NAMES])
 class Stage:
     """Stages the rows of a task; the function for `DataFrame.mapInArrow`.
 
-    Rows have the columns `key` (binary) or `key_0`, `key_1`, … (typed), `value` (binary), and optionally
-    `timestamp` (int64 ms), `headers`, and after a sort `row` (the position before the sort) and `unordered`
-    (whether a value to sort by is null).
-
     Attributes:
         directory: The directory of the task's file. It exists, and is removed with the batch.
         now_ms: The timestamp of rows without one.
+        shape: The columns of the rows, and the type of the values in the blocks.
     """
 
     directory: str
     batch: int
     partitions: int
     now_ms: int
+    shape: Shape = RAW
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Called in a Spark task: the result of `run` as one Arrow batch."""
@@ -148,17 +140,18 @@ class Stage:
         return writing.staged
 
     def _flush(self, writing: _Writing, kept: Sequence[pa.RecordBatch]) -> None:
-        rows = _unplaced(pa.concat_batches(kept), self.now_ms)
-        numbers = partitions_of(rows.column("key"), self.partitions)
+        rows = pa.concat_batches(kept)
+        records = records_of(rows, self.shape, self.now_ms)
+        numbers = partitions_of(records.column("key"), self.partitions)
         counts = np.bincount(numbers, minlength=self.partitions)
         touched = np.flatnonzero(counts).tolist()
-        if len(touched) > 1:
-            # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
-            rows = rows.take(pa.array(np.argsort(numbers.astype(np.uint16), kind="stable")))
+        # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
+        order = np.argsort(numbers.astype(np.uint16), kind="stable") if len(touched) > 1 else None
+        records = in_order(records, order, deleted(rows))
         start = 0
         for partition in touched:
             count = int(counts[partition])
-            for piece in split(rows.slice(start, count)):
+            for piece in split(records.slice(start, count)):
                 writing.write(partition, piece)
             start += count
 
@@ -203,68 +196,15 @@ class _Writing:
 
 
 def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | None:
-    """The first row that cannot be written. `row` is the number of rows of this task before `batch`."""
-    columns = batch.schema.names
-    keys = [batch.column(name) for name in key_columns(columns)]
-    if any(key.null_count for key in keys):
-        kind, index = NO_KEY, min(_first_null(key) for key in keys if key.null_count)
-    elif "headers" in columns and (found := _header_without_key(batch.column("headers"))) >= 0:
-        kind, index = NO_HEADER_KEY, found
-    elif "unordered" in columns and (found := pc.index(batch.column("unordered"), True).as_py()) >= 0:
-        kind, index = NO_SEQUENCE, found
-    elif "timestamp" in columns and (found := timestamps_ms(batch.column("timestamp"), 0)[1]) >= 0:
-        kind, index = WRONG_TIME, found
-    else:
+    """A row that cannot be written. `row` is the number of rows of this task before `batch`."""
+    problem = problem_of(batch)
+    if problem is None:
         return None
-    task, row = writing.task, row + index
-    if "row" in columns:
+    task, row = writing.task, row + problem.row
+    if "row" in batch.schema.names:
         # From Spark's monotonically_increasing_id: the task before the sort, then 33 bits of row.
-        task, row = divmod(batch.column("row")[index].as_py(), 1 << 33)
-    return Staged(task, writing.attempt, -1, 0, 0, row, 0, 0, 0, kind)
-
-
-def key_columns(names: Sequence[str]) -> list[str]:
-    """The names of the columns of a key, in their order."""
-    return [name for name in names if name == "key" or name.startswith("key_")]
-
-
-def keys_of(rows: pa.RecordBatch) -> pa.Array:
-    """The bytes of the keys of rows that have no null in a key column."""
-    names = key_columns(rows.schema.names)
-    return rows.column("key") if names == ["key"] else key_codec.encode([rows.column(n) for n in names])
-
-
-def _first_null(column: pa.Array) -> int:
-    return int(pc.index(pc.is_null(column), True).as_py())
-
-
-def _header_without_key(headers: pa.Array) -> int:
-    """The first row with a header without a key; -1 if there is none."""
-    items = headers.flatten()
-    if not items.null_count and not items.field("key").null_count:
-        return -1
-    missing = pc.or_(pc.is_null(items), pc.is_null(items.field("key")))
-    first = pc.index(missing, True).as_py()
-    return -1 if first < 0 else int(pc.list_parent_indices(headers)[first].as_py())
-
-
-def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
-    """Rows with the `timestamp` and `headers` columns of records."""
-    if "timestamp" in rows.schema.names:
-        timestamps, _ = timestamps_ms(rows.column("timestamp"), now_ms)
-    else:
-        timestamps = pa.array(np.full(rows.num_rows, now_ms, np.int64), pa.timestamp("ms"))
-    if "headers" in rows.schema.names:
-        headers = rows.column("headers").cast(HEADERS_TYPE)
-    else:
-        headers = no_headers(rows.num_rows)
-    columns = {
-        "key": keys_of(rows),
-        "value": rows.column("value"),
-        "timestamp": timestamps,
-        "headers": headers,
-    }
-    return pa.RecordBatch.from_pydict(columns)
+        task, row = divmod(batch.column("row")[problem.row].as_py(), 1 << 33)
+    return Staged(task, writing.attempt, -1, 0, 0, row, 0, 0, 0, problem.kind, problem.column)
 
 
 # -- on the driver -------------------------------------------------------------------------------------------
@@ -307,42 +247,32 @@ def _arriving(records: DataFrame) -> Iterator[pa.RecordBatch]:
         raise convert_exception(cause) from error
 
 
-def refused_row(staged: Sequence[Staged], batch: int) -> BadRecord | None:
+def refused_row(staged: Sequence[Staged], stage: Stage) -> BadRecord | None:
     """The error for the first row that a task could not write; None if all were written."""
     problems = [s for s in staged if s.problem]
     if not problems:
         return None
     first = min(problems, key=lambda s: (s.task, s.records))
-    position = f"batch {batch}, Spark partition {first.task}, row {first.records}"
-    what, expected, remedy = _PROBLEMS[first.problem]
-    found = "a timestamp out of range" if first.problem == WRONG_TIME else "null"
-    return BadRecord(what, position=position, expected=expected, found=found, remedy=remedy)
-
-
-_PROBLEMS: Final = {
-    NO_KEY: (
-        "A record has no key.",
-        "a key that is not null",
-        "filter out such rows, or give them a key, before you write them",
-    ),
-    NO_HEADER_KEY: (
-        "A header of a record has no key.",
-        "headers whose keys are not null",
-        "filter out such headers, or drop the column headers",
-    ),
-    NO_SEQUENCE: (
-        "A record has a null in sequence_by.",
-        "values of sequence_by that are not null",
-        "filter out such rows, or use columns that are never null in sequence_by",
-    ),
-    WRONG_TIME: WRONG_TIMESTAMP,
-}
+    position = f"batch {stage.batch}, Spark partition {first.task}, row {first.records}"
+    what, expected, found, remedy = PROBLEMS[first.problem]
+    column = (*stage.shape.names, "")[first.column]
+    return BadRecord(
+        what.format(column=column), position=position, expected=expected, found=found, remedy=remedy
+    )
 
 
 def blocks_by_partition(
-    files: Files, stage: Stage, staged: Iterable[Staged], compression: str | None
+    files: Files,
+    stage: Stage,
+    staged: Iterable[Staged],
+    compression: str | None,
+    value_type: Callable[[], pa.DataType] | None = None,
 ) -> dict[int, Callable[[int], Iterator[Block]]]:
     """For each partition of the log with records: a function that returns its blocks, starting at an offset.
+
+    Args:
+        value_type: The type of the changelog's values. It is called when the blocks are placed: another sink
+            may have added columns since the rows were staged. None if it is that of the stage.
 
     The functions raise `StorageFailed` or `Damaged` if a file is not as the task left it. Neither fences the
     writer: nothing committed was written.
@@ -350,24 +280,32 @@ def blocks_by_partition(
     parts: dict[int, list[Staged]] = {}
     for s in staged:
         parts.setdefault(s.partition, []).append(s)
-    return {p: _placing(files, stage, blocks, compression) for p, blocks in parts.items()}
+
+    def placing(blocks: Sequence[Staged]) -> Callable[[int], Iterator[Block]]:
+        def place(offset: int) -> Iterator[Block]:
+            wanted = stage.shape.value_type if value_type is None else value_type()
+            for s in blocks:
+                data = pa.py_buffer(rebase(_read(files, stage, s), offset))
+                block = _as_written(data, stage.shape.value_type, wanted, compression)
+                yield Block(block, offset, offset + s.records - 1, s.records, s.tombstones, s.max_timestamp)
+                offset += s.records
+
+        return place
+
+    return {p: placing(blocks) for p, blocks in parts.items()}
 
 
-def _placing(
-    files: Files, stage: Stage, staged: Sequence[Staged], compression: str | None
-) -> Callable[[int], Iterator[Block]]:
-    def place(offset: int) -> Iterator[Block]:
-        for s in staged:
-            data = rebase(_read(files, stage, s), offset)
-            block = pa.py_buffer(data) if compression is None else _compressed(data, compression)
-            yield Block(block, offset, offset + s.records - 1, s.records, s.tombstones, s.max_timestamp)
-            offset += s.records
-
-    return place
-
-
-def _compressed(block: np.ndarray, compression: str) -> pa.Buffer:
-    return encode(decode(pa.py_buffer(block)), compression)
+def _as_written(
+    block: pa.Buffer, kind: pa.DataType, wanted: pa.DataType, compression: str | None
+) -> pa.Buffer:
+    """A block whose values have type `kind`, as the segment is to have it."""
+    if kind == wanted and compression is None:
+        return block
+    batch = decode(block, record_schema(kind))
+    if kind != wanted:
+        offsets, timestamps, keys, values, headers = batch.columns
+        batch = record_batch(offsets.to_numpy(), timestamps, keys, as_type(values, wanted), headers)
+    return encode(batch, compression)
 
 
 def _read(files: Files, stage: Stage, s: Staged) -> pa.Buffer:

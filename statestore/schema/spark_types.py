@@ -30,9 +30,12 @@ _ATOMIC: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.null(),
+    "variant": pa.struct(
+        [pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False)]
+    ),
 }
-#: Types that only keys can hold: JSON has no exact form of them.
-_IN_KEYS: tuple[tuple[re.Pattern[str], pa.DataType], ...] = (
+#: Types with parameters that do not change how their values are held.
+_FAMILIES: tuple[tuple[re.Pattern[str], pa.DataType], ...] = (
     (re.compile(r"^interval (day|hour|minute|second)( to (hour|minute|second))?$"), pa.duration("us")),
     (re.compile(r"^time\([0-9]\)$"), pa.time64("ns")),
 )
@@ -40,7 +43,6 @@ _DECIMAL = re.compile(r"^decimal\((\d+),\s*(\d+)\)$")
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 #: The remedy for an unsupported type, by the beginning of its name.
 _REMEDIES = {
-    "variant": "use to_json(column), a string",
     "geo": "use st_asbinary(column), a binary",
     "udt": "cast it to its storage type",
     "decimal": "cast it to a decimal with a scale from 0 to its precision",
@@ -144,8 +146,8 @@ def _arrow_type(kind: Any) -> pa.DataType:
     if isinstance(kind, str):
         if found := _DECIMAL.match(kind):
             return pa.decimal128(int(found[1]), int(found[2]))
-        if (in_keys := _in_keys(kind)) is not None:
-            return in_keys
+        if (family := _family(kind)) is not None:
+            return family
         return _ATOMIC[kind.partition(" ")[0]]
     if kind["type"] == "array":
         return pa.list_(_arrow_field("element", kind["elementType"], kind["containsNull"]))
@@ -177,9 +179,9 @@ def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | 
         return "A key cannot contain a map: equal maps can differ in order.", "use an array of structs"
     if is_key and name == "void":
         return "A key cannot contain a column that is always null.", "choose another key"
-    if name in ("array", "map") or name in _ATOMIC or _is_decimal(name):
-        return None
-    if is_key and _in_keys(name) is not None:
+    if is_key and name == "variant":
+        return "A key cannot contain a variant: equal variants can differ in their bytes.", "use to_json(column)"
+    if name in ("array", "map") or name in _ATOMIC or _is_decimal(name) or _family(name) is not None:
         return None
     if name == "struct":
         names = [f["name"] for f in kind["fields"]]
@@ -195,8 +197,8 @@ def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | 
     return "The column's type cannot be stored exactly.", remedy
 
 
-def _in_keys(name: str) -> pa.DataType | None:
-    return next((kind for pattern, kind in _IN_KEYS if pattern.match(name)), None)
+def _family(name: str) -> pa.DataType | None:
+    return next((kind for pattern, kind in _FAMILIES if pattern.match(name)), None)
 
 
 def _is_decimal(name: str) -> bool:

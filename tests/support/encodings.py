@@ -50,8 +50,10 @@ def sessions_of(spark: SparkSession) -> list[SparkSession]:
 
 
 def encoded(encoding: RowEncoding, df: DataFrame) -> pa.Table:
-    """The records of a DataFrame, with the keys that a task gives them: null where a part of it is."""
-    from keyfold.sink.staging import key_columns, keys_of
+    """The records of a DataFrame, with the keys and values that a task gives them: the key is null where a
+    part of it is, the value where the row deletes its key.
+    """
+    from keyfold.sink.arrow_rows import deleted, in_order, key_columns, keys_of, values_of
 
     records = encoding.select(df).toArrow().combine_chunks()
     names = key_columns(records.column_names)
@@ -61,4 +63,10 @@ def encoded(encoding: RowEncoding, df: DataFrame) -> pa.Table:
     )
     found = iter(keys_of(batch.filter(whole.cast(pa.bool_()))).to_pylist())
     keys = pa.array([next(found) if is_whole else None for is_whole in whole.to_pylist()], pa.binary())
-    return records.drop_columns(names).add_column(0, "key", keys)
+    values = values_of(batch, encoding.shape(encoding.columns))
+    made = in_order(pa.RecordBatch.from_arrays([values], ["value"]), None, deleted(batch))
+    others = records.select([n for n in records.column_names if n.startswith("sequence_") or n in _KAFKA])
+    return others.add_column(0, "value", made["value"]).add_column(0, "key", keys)
+
+
+_KAFKA = ("headers", "timestamp")

@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 
 from keyfold import Changelog
 from keyfold.checkpoints.log.writer import Batch
-from keyfold.sink import staging
+from keyfold.sink import arrow_rows, staging
 from keyfold.sink.staging import Stage, Staged, blocks_by_partition, refused_row
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
@@ -173,19 +173,20 @@ def test_the_first_row_without_a_key_is_found_across_batches(tmp_path: Path) -> 
     keys = pa.array([b"c", None, None], pa.binary())
     bad = pa.RecordBatch.from_pydict({"key": keys, "value": keys})
     staged = stage.run(LOCAL, [batch([(b"a", b""), (b"b", b"")]), bad], 3, 0)
-    error = refused_row(staged, 5)
+    error = refused_row(staged, stage)
     assert error is not None
     assert error.position == "batch 5, Spark partition 3, row 3"
 
 
 def test_of_several_tasks_the_first_row_is_named() -> None:
     def problem(task: int, row: int) -> Staged:
-        return Staged(task, 0, -1, 0, 0, row, 0, 0, 0, staging.NO_KEY)
+        return Staged(task, 0, -1, 0, 0, row, 0, 0, 0, arrow_rows.NO_KEY)
 
-    error = refused_row([problem(2, 1), problem(1, 9), problem(1, 4)], 0)
+    stage = Stage("", 0, 2, 0)
+    error = refused_row([problem(2, 1), problem(1, 9), problem(1, 4)], stage)
     assert error is not None
     assert error.position == "batch 0, Spark partition 1, row 4"
-    assert refused_row([], 0) is None
+    assert refused_row([], stage) is None
 
 
 @pytest.mark.parametrize("slice_from", [0, 1])
@@ -198,7 +199,7 @@ def test_a_header_without_a_key_is_found_in_its_row(tmp_path: Path, slice_from: 
             {"key": pa.array([b"k"] * 5), "value": pa.nulls(5, pa.binary()), "headers": headers}
         ).slice(slice_from)
         (found,) = Stage(str(tmp_path), 0, 1, 0).run(LOCAL, [rows], 0, 0)
-        assert (found.problem, found.records) == (staging.NO_HEADER_KEY, 4 - slice_from)
+        assert (found.problem, found.records) == (arrow_rows.NO_HEADER_KEY, 4 - slice_from)
 
 
 @pytest.mark.parametrize("offsets", [[1, 2], [0, 2], [5, 6]])
