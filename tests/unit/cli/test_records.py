@@ -6,6 +6,7 @@ import base64
 import datetime
 import decimal
 import json
+import math
 import signal
 import subprocess
 import time
@@ -78,15 +79,23 @@ _FIELDS = {
 def columns_of(fields: dict[str, Any], *keys: str) -> Columns:
     """Columns as a sink would make them, built by hand."""
     listed = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in fields.items()]
-    return Columns({"type": "struct", "fields": listed}, keys, "json")
+    return Columns({"type": "struct", "fields": listed}, keys)
 
 
 COLUMNS = columns_of(_FIELDS, "carrier", "day")
 DAY = datetime.date(2013, 1, 31)
-VALUE = (
-    b'{"seen":"2013-01-31T10:00:00.000000Z","price":1.50,"number":7,"rate":0.5,"flag":true,"blob":"FF00",'
-    b'"tags":[1,null],"stops":[{"key":"JFK","value":"2013-02-01"}],"place":{"at":"2013-01-31T10:00:00.000000"}}'
-)
+TEN = datetime.datetime(2013, 1, 31, 10)  # noqa: DTZ001
+VALUE: dict[str, Any] = {
+    "seen": TEN.replace(tzinfo=datetime.timezone.utc),
+    "price": decimal.Decimal("1.50"),
+    "number": 7,
+    "rate": 0.5,
+    "flag": True,
+    "blob": BYTES,
+    "tags": [1, None],
+    "stops": [("JFK", datetime.date(2013, 2, 1))],
+    "place": {"at": TEN},
+}
 SHOWN = {
     "seen": "2013-01-31T10:00:00Z",
     "price": "1.50",
@@ -102,10 +111,10 @@ SHOWN = {
 
 @pytest.fixture
 def typed(tmp_path: Path) -> Path:
-    keys = [COLUMNS.encode_key("AA", DAY), COLUMNS.encode_key("UA", DAY), COLUMNS.encode_key("DL", DAY)]
-    values = [VALUE, None, b' {"rate":"NaN"}']
+    rows: list[dict[str, Any]] = [{"carrier": "AA", **VALUE}, {"carrier": "UA"}, {"carrier": "DL", "rate": math.nan}]
     with Changelog.open(tmp_path / "typed", columns=COLUMNS, config=BY_HAND) as log:
-        log.append(pa.table({"key": pa.array(keys), "value": pa.array(values, pa.binary())}))
+        table = pa.Table.from_pylist([{"day": DAY, **row} for row in rows], COLUMNS.arrow_schema())
+        log.append(table.append_column("_deleted", pa.array([False, True, False])))
     return tmp_path / "typed"
 
 
