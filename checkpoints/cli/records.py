@@ -70,13 +70,15 @@ class _Records:
 
 
 def contents(batch: pa.RecordBatch, columns: Columns | None) -> list[dict[str, Any]]:
-    """`key` and `value` of each record: text or base64, or an object of the typed columns."""
+    """`key` and `value` of each record: text or base64, or an object of the typed columns. Typed values that
+    cannot be shown are the bytes of their rows.
+    """
     keys, values = batch.column("key"), batch.column("value")
     if columns is not None:
         try:
             return _typed_contents(columns, keys, values)
         except (SchemaMismatch, ValueError, OverflowError):
-            pass  # appended as raw bytes, or a time that Python cannot represent: shown as bytes
+            values = columns.encode_rows(values)  # a key of other columns, or a time that Python cannot hold
     return [
         {**json_of("key", key), **json_of("value", value)}
         for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True)

@@ -55,14 +55,10 @@ def write_events(path: Path, draw: random.Random, count: int) -> list[Event]:
         "type": "struct",
         "fields": [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in fields],
     }
-    columns = Columns(schema, ("id",), "json")
-    values = [
-        f'{{"key":"{key}","amount":{amount},"gone":{str(gone).lower()}}}'.encode()
-        for key, amount, gone in events
-    ]
-    keys = [columns.encode_key(number) for number in range(count)]
+    columns = Columns(schema, ("id",))
+    keys, amounts, gone = (list(column) for column in zip(*events, strict=True))
     with Changelog.open(path, columns=columns, config={**CONFIG, "cleanup.policy": "delete"}) as log:
-        log.append(pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}))
+        log.append({"id": range(count), "key": keys, "amount": amounts, "gone": gone})
     return events
 
 

@@ -35,7 +35,7 @@ def field(name: str, kind: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
-TYPED = Columns({"type": "struct", "fields": [field("k", "long"), field("v", "long")]}, ("k",), "json")
+TYPED = Columns({"type": "struct", "fields": [field("k", "long"), field("v", "long")]}, ("k",))
 
 
 @dataclass
@@ -196,7 +196,7 @@ def columns(*arguments: Any) -> Misuse:
 
 COLUMNS: dict[str, Misuse] = {
     **{
-        f"columns of {what}": columns(schema, ("k",), "json")
+        f"columns of {what}": columns(schema, ("k",))
         for what, schema in {
             "None": None,
             "nothing": {},

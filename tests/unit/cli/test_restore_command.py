@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,16 @@ TYPED = Columns(
         ],
     },
     ("k",),
-    "json",
 )
 
 
 @pytest.fixture
 def typed(tmp_path: Path) -> Path:
-    values = [b'{"price":1.50,"seen":"2013-01-31T10:00:00.000000Z","tags":[1,null]}', b"{}", None]
+    seen = datetime.datetime(2013, 1, 31, 10, tzinfo=datetime.timezone.utc)
+    first = {"k": "a", "price": Decimal("1.50"), "seen": seen, "tags": [1, None]}
     with Changelog.open(tmp_path / "typed", columns=TYPED, config=BY_HAND) as log:
-        log.append(pa.table({"key": ["a", "b", "c"], "value": pa.array(values, pa.binary())}))
+        log.append(pa.Table.from_pylist([first, {"k": "b"}], TYPED.arrow_schema()))
+        log.append({"k": ["c"], "_deleted": [True]})
     return tmp_path / "typed"
 
 

@@ -158,13 +158,10 @@ def typed(path: Path) -> Changelog:
         {"name": "day", "type": "integer", "nullable": False, "metadata": {}},
         {"name": "clicks", "type": "long", "nullable": True, "metadata": {}},
     ]
-    columns = Columns({"type": "struct", "fields": fields}, ("user", "day"), "json")
+    columns = Columns({"type": "struct", "fields": fields}, ("user", "day"))
     log = Changelog.open(path, columns=columns, config=CONFIG)
-    rows: Rows = [
-        (columns.encode_key(user, day), b'{"clicks":%d}' % (10 * day)) for user in "ab" for day in (1, 2)
-    ]
-    log.append(table(rows))
-    log.append(table([(columns.encode_key("a", 1), None), (columns.encode_key("b", 1), b'{"clicks":5}')]))
+    log.append(pa.table({"user": list("aabb"), "day": [1, 2, 1, 2], "clicks": [10, 20, 10, 20]}))
+    log.append(pa.table({"user": ["a", "b"], "day": [1, 1], "clicks": [None, 5], "_deleted": [True, False]}))
     return log
 
 

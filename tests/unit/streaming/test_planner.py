@@ -40,7 +40,10 @@ def path(tmp_path: Path) -> Path:
 
 def values(pieces: Sequence[Piece]) -> list[bytes]:
     return [
-        v for piece in pieces for batch in piece.records(LOCAL) for v in batch.column("value").to_pylist()
+        v
+        for piece in pieces
+        for batch in piece.records(LOCAL, pa.binary())
+        for v in batch.column("value").to_pylist()
     ]
 
 
@@ -120,7 +123,7 @@ def test_a_piece_carries_only_the_marks_that_it_needs(
     (piece,) = planner.log_pieces(planner.state(), [begin], [end])
     # The first commits are so small that forty offsets are nine of them.
     assert sum(len(s.marks) for s in piece.segments) < 12
-    read = [o for batch in piece.records(LOCAL) for o in batch.column("offset").to_pylist()]
+    read = [o for batch in piece.records(LOCAL, pa.binary()) for o in batch.column("offset").to_pylist()]
     assert read == list(range(begin, end))
 
 
@@ -350,6 +353,6 @@ def test_slices_of_records_keep_their_types(path: Path) -> None:
         log.append(numbered(range(10)))
         planner = Planner(LOCAL, path, MINUTES_10)
         (piece,) = planner.log_pieces(planner.leased(), [3], [5])
-        (batch,) = piece.records(LOCAL)
+        (batch,) = piece.records(LOCAL, pa.binary())
         assert isinstance(batch, pa.RecordBatch)
         assert batch.num_rows == 2
