@@ -156,7 +156,7 @@ def test_segments_can_be_opened_by_plain_arrow(path: Path) -> None:
         {"offset": 0, "key": b"a", "value": b"1"},
         {"offset": 1, "key": b"b", "value": None},
     ]
-    assert found.schema.metadata[b"keyfold.version"] == b"1"
+    assert found.schema.metadata[b"keyfold.version"] == b"2"
 
 
 # -- last values and transactions ------------------------------------------------------------------
