@@ -124,7 +124,7 @@ class Changelog(Closing):
         Raises:
             ConfigError: an invalid setting, another number of partitions, or other keys.
             NotAChangelog: the path does not hold a changelog, and none can be created there.
-            FormatTooNew: a later version of keyfold wrote the changelog.
+            UnsupportedFormat: the changelog has another version of the format.
             Damaged: the manifest or `changelog.json` does not match its checksum.
             ChangelogLocked: another process writes the changelog.
             StorageFailed: the disk is read-only, full or failed, or too many files are open.

@@ -55,7 +55,7 @@ class Standby(Closing):
         files, clock_ms: for tests.
 
     Raises:
-        NotAChangelog, FormatTooNew, Damaged: see `Changelog.open`.
+        NotAChangelog, UnsupportedFormat, Damaged: see `Changelog.open`.
         ConfigError: it is a snapshot, which has no writer.
         StorageFailed: the changelog's directory cannot hold the standby's own last values.
     """

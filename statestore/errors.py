@@ -4,7 +4,7 @@
     ├── ConfigError          an invalid name or value (also a ValueError)
     │   └── WrongType        an argument of the wrong type (also a TypeError)
     ├── NotAChangelog        the path does not hold a changelog
-    ├── FormatTooNew         the file was written by a later version of keyfold
+    ├── UnsupportedFormat    the file has a version of the format that this keyfold does not read
     ├── Damaged              bytes before the durable point do not match their checksum
     ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening recovers
     ├── ChangelogLocked      another running writer holds the changelog
@@ -100,8 +100,8 @@ class NotAChangelog(KeyfoldError):
     """The path does not hold a changelog."""
 
 
-class FormatTooNew(KeyfoldError):
-    """The file was written by a later version of keyfold."""
+class UnsupportedFormat(KeyfoldError):
+    """The file has a version of the format that this version of keyfold does not read."""
 
 
 class Damaged(KeyfoldError):

@@ -44,14 +44,14 @@ GONE: Final = Exit(
 STORAGE: Final = Exit(
     7, "a file or standard output cannot be read or written", (errors.StorageFailed, OutputFailed, OSError)
 )
-TOO_NEW: Final = Exit(8, "written by a later version of keyfold", (errors.FormatTooNew,))
+UNSUPPORTED: Final = Exit(8, "PATH has another version of the format", (errors.UnsupportedFormat,))
 FAILED: Final = Exit(9, "any other failure", (errors.KeyfoldError, MemoryError))
 INTERRUPTED: Final = Exit(130, "interrupted by Ctrl-C", (KeyboardInterrupt,))
 PIPE_CLOSED: Final = Exit(141, "the reader of the output closed the pipe", (BrokenPipeError,))
 
 #: In code order.
 EXITS: Final = (
-    DONE, NO_VALUE, USAGE, NO_CHANGELOG, DAMAGED, LOCKED, GONE, STORAGE, TOO_NEW, FAILED, INTERRUPTED,
+    DONE, NO_VALUE, USAGE, NO_CHANGELOG, DAMAGED, LOCKED, GONE, STORAGE, UNSUPPORTED, FAILED, INTERRUPTED,
     PIPE_CLOSED,
 )  # fmt: skip
 

@@ -90,7 +90,7 @@ def open_writer(
         lock: the writer's lock, if the caller holds it already. It is closed if this raises.
 
     Raises:
-        NotAChangelog, FormatTooNew, Damaged: see `read_identity` and `read_journal`; nothing was changed.
+        NotAChangelog, UnsupportedFormat, Damaged: see `read_identity` and `read_journal`; nothing changed.
         ChangelogLocked: another living writer exists and `steal` is False.
         StorageFailed: the disk is read-only, full or failed, or too many files are open.
     """

@@ -114,7 +114,7 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
     Raises:
         NotAChangelog: `changelog.json` does not exist.
         Damaged: its checksum or its content is wrong.
-        FormatTooNew: a later version of keyfold made it.
+        UnsupportedFormat: it has another version of the format.
         SchemaMismatch: its keys have an encoding that this version of keyfold does not read.
     """
     fields = read_fields(files, root)

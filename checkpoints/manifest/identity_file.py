@@ -13,9 +13,9 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import Damaged, FormatTooNew, NotAChangelog
+from keyfold.statestore.errors import Damaged, NotAChangelog
 from keyfold.statestore.files import Files
-from keyfold.statestore.segment.block import FORMAT_VERSION
+from keyfold.statestore.segment.block import FORMAT_VERSION, check_version
 
 MAGIC: Final = "keyfold changelog"
 
@@ -39,7 +39,7 @@ def read_fields(files: Files, root: Path) -> dict[str, Any]:
     Raises:
         NotAChangelog: `changelog.json` does not exist.
         Damaged: its checksum is wrong, or it is not JSON of a changelog.
-        FormatTooNew: a later version of keyfold made it.
+        UnsupportedFormat: it has another version of the format.
     """
     path = root / filenames.IDENTITY
     try:
@@ -56,12 +56,9 @@ def read_fields(files: Files, root: Path) -> dict[str, Any]:
         if fields["magic"] != MAGIC:
             raise ValueError(f"magic {fields['magic']!r}")
         version = int(fields["version"])
-        if version > FORMAT_VERSION:
-            raise FormatTooNew(
-                "This changelog was made by a later version of keyfold.", path=path,
-                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
-            )  # fmt: skip
-        _check_crc(raw, fields["crc32c"])
+        if version <= FORMAT_VERSION:  # a later one may have another checksum
+            _check_crc(raw, fields["crc32c"])
+        check_version(version, path)
         return fields
     except (KeyError, ValueError, TypeError, AttributeError) as e:
         raise damaged(path, e) from e

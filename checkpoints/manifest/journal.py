@@ -30,9 +30,9 @@ from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import State, pruned
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import Damaged, FormatTooNew
+from keyfold.statestore.errors import Damaged
 from keyfold.statestore.files import Files, OpenFile
-from keyfold.statestore.segment.block import FORMAT_VERSION
+from keyfold.statestore.segment.block import check_version
 
 SLOT_BYTES: Final = 64
 HEAD_BYTES: Final = 2 * SLOT_BYTES
@@ -123,17 +123,13 @@ def scan(data: bytes) -> Iterator[RawLine]:
 def apply_next(state: State | None, line: Line, path: Path, position: str) -> State:
     """The state after one more intact line. Without a state the line must be a checkpoint.
 
-    Raises `Damaged` if the line does not follow from the state, and `FormatTooNew`.
+    Raises `Damaged` if the line does not follow from the state, and `UnsupportedFormat`.
     """
     try:
         if state is not None:
             return apply_line(state, line)
-        if line.get("version", 0) > FORMAT_VERSION:
-            raise FormatTooNew(
-                "The manifest was written by a later version of keyfold.", path=path, position=position,
-                expected=f"version {FORMAT_VERSION} or lower", found=line["version"],
-                remedy="upgrade keyfold",
-            )  # fmt: skip
+        if line["t"] == CheckpointEntry.KIND:
+            check_version(int(line["version"]), path, position)
         return CheckpointEntry.from_line(line).state
     except (KeyError, ValueError, TypeError, IndexError) as e:
         raise Damaged(
@@ -248,7 +244,7 @@ def read_journal(files: Files, root: Path, epoch: int, identity: str, head: Head
 
     Raises:
         Damaged: the journal is shorter than its head says, or an intact line follows a damaged one.
-        FormatTooNew: a later version of keyfold wrote it.
+        UnsupportedFormat: it has another version of the format.
     """
     path = filenames.journal(root, epoch)
     data = files.read(path)

@@ -84,7 +84,7 @@ def restore(
         filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `path` is a path.
 
     Raises:
-        NotAChangelog, Damaged, FormatTooNew: the changelog cannot be read, see `keyfold.errors`.
+        NotAChangelog, Damaged, UnsupportedFormat: the changelog cannot be read, see `keyfold.errors`.
         CompactedAway: the exact state at `at` no longer exists, or a delete between `since` and `at` was
             dropped.
         ConfigError: the commit, anchor or partition does not exist, or arguments contradict each other.

@@ -60,7 +60,7 @@ def check_manifest(files: Files, root: Path, identity: ChangelogMeta | None, dam
     """Verify the journal in use and its head. `identity` is None if the identity itself is damaged.
 
     Raises:
-        FormatTooNew: a later version of keyfold wrote it.
+        UnsupportedFormat: it has another version of the format.
     """
     for _ in range(_LOOKS_MAX):
         found = Damages()

@@ -79,7 +79,7 @@ def verify(path: AnyPath, *, files: Files = LOCAL, progress: Progress | None = N
 
     Raises:
         NotAChangelog: the path is not a changelog.
-        FormatTooNew: a later version of keyfold made it.
+        UnsupportedFormat: it has another version of the format.
     """
     files, root = located(path, None, files)
     damages = Damages()

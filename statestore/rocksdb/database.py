@@ -37,7 +37,6 @@ from keyfold.statestore.rocksdb.db import (
 )
 from keyfold.statestore.rocksdb.format import (
     DATA,
-    FORMAT_VERSION,
     HEADER,
     META,
     PREFIX_BYTES,
@@ -48,6 +47,7 @@ from keyfold.statestore.rocksdb.format import (
 )
 from keyfold.statestore.rocksdb.snapshot import RecordCursor
 from keyfold.statestore.rocksdb.sst_writer import Rows, SortedFile
+from keyfold.statestore.segment.block import FORMAT_VERSION
 
 C = TypeVar("C", bound=Cursor)
 

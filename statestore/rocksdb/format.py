@@ -21,9 +21,7 @@ import pyarrow.compute as pc
 from keyfold.statestore.keys.buffers import prefixed
 from keyfold.statestore.kv.api import binary_array
 from keyfold.statestore.rocksdb.sst_writer import Bytes, Rows
-from keyfold.statestore.segment.block import VALUE_BYTES_MAX
-
-FORMAT_VERSION = 1
+from keyfold.statestore.segment.block import FORMAT_VERSION, VALUE_BYTES_MAX
 
 # Data keys have a leading byte, so that no user key, not even the empty one, equals a meta key.
 META = b"\x00"

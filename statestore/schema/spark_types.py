@@ -180,7 +180,10 @@ def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | 
     if is_key and name == "void":
         return "A key cannot contain a column that is always null.", "choose another key"
     if is_key and name == "variant":
-        return "A key cannot contain a variant: equal variants can differ in their bytes.", "use to_json(column)"
+        return (
+            "A key cannot contain a variant: equal variants can differ in their bytes.",
+            "use to_json(column)",
+        )
     if name in ("array", "map") or name in _ATOMIC or _is_decimal(name) or _family(name) is not None:
         return None
     if name == "struct":

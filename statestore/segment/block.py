@@ -19,15 +19,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.errors import BadRecord, UnsupportedFormat
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+
+
+def check_version(found: int, path: Path, position: str | None = None) -> None:
+    """Raises `UnsupportedFormat` for any other version of the format than `FORMAT_VERSION`."""
+    if found == FORMAT_VERSION:
+        return
+    later = found > FORMAT_VERSION
+    raise UnsupportedFormat(
+        f"This version of keyfold does not read version {found} of the format.", path=path, position=position,
+        expected=f"format version {FORMAT_VERSION}",
+        found=f"format version {found}, of {'a later' if later else 'an earlier'} version of keyfold",
+        remedy="upgrade keyfold" if later
+        else "read it with a keyfold that writes this version, and append its state to a new changelog",
+    )  # fmt: skip
+
 
 HEADERS_TYPE: Final = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])

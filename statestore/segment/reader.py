@@ -13,13 +13,13 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import Damaged, FormatTooNew, SchemaMismatch, ViewExpired
+from keyfold.statestore.errors import Damaged, SchemaMismatch, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import (
-    FORMAT_VERSION,
     BlockSize,
     block_lengths,
+    check_version,
     decode,
     decode_stream,
     record_schema,
@@ -193,11 +193,7 @@ class SegmentReader:
                 found=f"{magic!r} for {size} bytes",
                 remedy=_REMEDY,
             )
-        if version > FORMAT_VERSION:
-            raise FormatTooNew(
-                "The segment index was written by a later version of keyfold.", path=self._index_path,
-                expected=f"version {FORMAT_VERSION} or lower", found=version, remedy="upgrade keyfold",
-            )  # fmt: skip
+        check_version(version, self._index_path)
         self._header = header_bytes, header_crc
         return np.frombuffer(data, ENTRY, count, INDEX_HEADER.size)
 

@@ -189,7 +189,7 @@ def code_from_data(tree: ast.Module) -> Iterator[str]:
 
 #: The errors that users see.
 _ERRORS = _words("""
-    ConfigError WrongType NotAChangelog FormatTooNew Damaged StorageFailed ChangelogLocked
+    ConfigError WrongType NotAChangelog UnsupportedFormat Damaged StorageFailed ChangelogLocked
     WriterFenced BadRecord SchemaMismatch BatchConflict CompactedAway ViewExpired NotResumable
 """)
 

@@ -13,18 +13,20 @@ import pyarrow as pa
 import pytest
 
 from keyfold import Changelog, restore, resume
+from keyfold.checkpoints.manifest.identity_file import encode_fields, read_fields
 from keyfold.statestore.errors import (
     BadRecord,
     BatchConflict,
     ChangelogLocked,
     ConfigError,
     Damaged,
-    FormatTooNew,
     NotAChangelog,
     NotResumable,
     StorageFailed,
+    UnsupportedFormat,
     WriterFenced,
 )
+from keyfold.statestore.files import LOCAL
 from keyfold.statestore.keys.partitioner import partition_of
 from support.faults.inject import FailAt, on
 
@@ -154,7 +156,7 @@ def test_segments_can_be_opened_by_plain_arrow(path: Path) -> None:
         {"offset": 0, "key": b"a", "value": b"1"},
         {"offset": 1, "key": b"b", "value": None},
     ]
-    assert found.schema.metadata[b"keyfold.version"] == b"1"
+    assert found.schema.metadata[b"keyfold.version"] == b"2"
 
 
 # -- last values and transactions ------------------------------------------------------------------
@@ -302,9 +304,23 @@ def test_a_path_that_is_not_a_changelog_is_refused(tmp_path: Path) -> None:
 def test_a_later_format_is_refused(path: Path) -> None:
     Changelog.open(path).close()
     identity = json.loads((path / "changelog.json").read_text())
-    (path / "changelog.json").write_text(json.dumps({**identity, "version": 2}))
-    with pytest.raises(FormatTooNew, match="upgrade keyfold"):
+    (path / "changelog.json").write_text(json.dumps({**identity, "version": 99}))
+    with pytest.raises(UnsupportedFormat, match="upgrade keyfold"):
         Changelog.open(path)
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_an_earlier_format_is_refused_and_nothing_is_changed(path: Path, mode: str) -> None:
+    Changelog.open(path).close()
+    earlier = read_fields(LOCAL, path) | {"version": 1}
+    del earlier["crc32c"]
+    (path / "changelog.json").write_bytes(encode_fields(earlier))
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(UnsupportedFormat) as refused:
+        Changelog.open(path, mode=mode)
+    assert refused.value.found == "format version 1, of an earlier version of keyfold"
+    assert "append its state to a new changelog" in str(refused.value.remedy)
+    assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_an_edited_identity_is_damage(path: Path) -> None:

@@ -20,7 +20,7 @@ from keyfold.checkpoints.manifest.journal import (
 from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import State, empty
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import Damaged, FormatTooNew
+from keyfold.statestore.errors import Damaged, UnsupportedFormat
 from keyfold.statestore.files import LOCAL
 
 ID = "c0ffee"
@@ -152,12 +152,13 @@ def test_the_journal_of_another_changelog_is_refused(journal: Path) -> None:
         read_journal(LOCAL, journal, 1, "decaf", None)
 
 
-def test_a_later_format_is_refused(journal: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_another_format_is_refused(journal: Path, version: int) -> None:
     line = CheckpointEntry(empty(1, 1, seq=1), ID).to_line()
-    line["version"] = 99
+    line["version"] = version
     filenames.journal(journal, 1).write_bytes(encode_line(line))
     filenames.head(journal, 1).unlink()
-    with pytest.raises(FormatTooNew, match="upgrade"):
+    with pytest.raises(UnsupportedFormat, match=f"format version {version}"):
         load(journal)
 
 

@@ -256,10 +256,10 @@ def test_a_store_of_another_fold_is_unusable(directory: Path, other: StoreId) ->
 
 def test_a_store_of_another_version_is_unusable(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr(format, "FORMAT_VERSION", 2)
+        later.setattr(format, "FORMAT_VERSION", 99)
         with LastValues.open(directory, IDENTITY) as store:
             store.apply(last_per_key([]), 1)
-    with pytest.raises(StoreUnusable, match="version 2"):
+    with pytest.raises(StoreUnusable, match="version 99"):
         LastValues.open(directory, IDENTITY)
 
 

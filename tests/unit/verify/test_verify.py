@@ -17,7 +17,7 @@ from keyfold import Changelog, Standby
 from keyfold.checkpoints.log.compact_requests import Request
 from keyfold.checkpoints.manifest.journal import Head
 from keyfold.checkpoints.verify.verify import Verification, verify
-from keyfold.statestore.errors import Damaged, FormatTooNew, NotAChangelog
+from keyfold.statestore.errors import Damaged, NotAChangelog, UnsupportedFormat
 from keyfold.statestore.files import LOCAL
 from support.changelogs import (
     BY_HAND,
@@ -321,5 +321,5 @@ def test_what_is_no_changelog_or_too_new_is_refused(tmp_path: Path, closed: Path
     with pytest.raises(NotAChangelog):
         verify(tmp_path / "nowhere")
     rewrite(closed, lambda line: line.update(version=99))
-    with pytest.raises(FormatTooNew):
+    with pytest.raises(UnsupportedFormat):
         verify(closed)
