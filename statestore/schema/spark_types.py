@@ -31,6 +31,11 @@ _ATOMIC: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.null(),
 }
+#: Types that only keys can hold: JSON has no exact form of them.
+_IN_KEYS: tuple[tuple[re.Pattern[str], pa.DataType], ...] = (
+    (re.compile(r"^interval (day|hour|minute|second)( to (hour|minute|second))?$"), pa.duration("us")),
+    (re.compile(r"^time\([0-9]\)$"), pa.time64("ns")),
+)
 _DECIMAL = re.compile(r"^decimal\((\d+),\s*(\d+)\)$")
 _SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 #: The remedy for an unsupported type, by the beginning of its name.
@@ -74,6 +79,8 @@ def _arrow_type(kind: Any) -> pa.DataType:
     if isinstance(kind, str):
         if found := _DECIMAL.match(kind):
             return pa.decimal128(int(found[1]), int(found[2]))
+        if (in_keys := _in_keys(kind)) is not None:
+            return in_keys
         return _ATOMIC[kind.partition(" ")[0]]
     if kind["type"] == "array":
         return pa.list_(_arrow_field("element", kind["elementType"], kind["containsNull"]))
@@ -107,6 +114,8 @@ def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | 
         return "A key cannot contain a column that is always null.", "choose another key"
     if name in ("array", "map") or name in _ATOMIC or _is_decimal(name):
         return None
+    if is_key and _in_keys(name) is not None:
+        return None
     if name == "struct":
         names = [f["name"] for f in kind["fields"]]
         return (
@@ -119,6 +128,10 @@ def _problem(kind: Any, *, is_key: bool, in_map_key: bool) -> tuple[str, str] | 
         return (what, "use collation_key(column), which is binary") if is_key or in_map_key else None
     remedy = next((r for prefix, r in _REMEDIES.items() if name.startswith(prefix)), "cast it to string")
     return "The column's type cannot be stored exactly.", remedy
+
+
+def _in_keys(name: str) -> pa.DataType | None:
+    return next((kind for pattern, kind in _IN_KEYS if pattern.match(name)), None)
 
 
 def _is_decimal(name: str) -> bool:
