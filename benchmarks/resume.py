@@ -53,7 +53,7 @@ def write_events(path: Path, first: int, count: int, keys: int) -> None:
     """One commit of events, numbered on from `first`."""
     types = {"id": "long", "key": "string"}
     fields = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in types.items()]
-    columns = Columns({"type": "struct", "fields": fields}, ("id",), "json", "json")
+    columns = Columns({"type": "struct", "fields": fields}, ("id",), "json")
     with Changelog.open(path, columns=columns, config={**CONFIG, "cleanup.policy": "delete"}) as log:
         ids = np.arange(first, first + count)
         texts = pc.cast(pa.array(ids), pa.string())

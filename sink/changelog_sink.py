@@ -37,7 +37,8 @@ from keyfold.statestore.schema.columns import Columns, Format
 Names: TypeAlias = str | Sequence[str] | None
 Placement: TypeAlias = Literal["auto", "tasks", "driver"]
 
-_RECORD_COLUMNS: Final = ("key", "value", "timestamp", "headers")
+#: The columns of a record that are not its key.
+_OTHER_COLUMNS: Final = ("value", "timestamp", "headers")
 
 
 class _Arguments(TypedDict):
@@ -178,7 +179,8 @@ class ChangelogSink(ForeachBatch):
     def _ordered(self, records: DataFrame, partitions: int) -> DataFrame:
         """All rows of a key in one task, ordered by `sequence_by`. Rows with equal values stay in order."""
         sequence = [name for name in records.columns if name.startswith("sequence_")]
-        kept = [name for name in records.columns if name in _RECORD_COLUMNS]
+        keys = staging.key_columns(records.columns)
+        kept = [*keys, *(name for name in records.columns if name in _OTHER_COLUMNS)]
         shuffled = int(records.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = max(1, min(partitions, shuffled))
         unordered = F.lit(False)
@@ -186,7 +188,7 @@ class ChangelogSink(ForeachBatch):
             unordered = unordered | F.col(name).isNull()
         return (
             records.withColumn("row", F.monotonically_increasing_id())
-            .repartitionById(tasks, F.pmod(F.xxhash64("key"), F.lit(tasks)).cast("int"))
+            .repartitionById(tasks, F.pmod(F.xxhash64(*keys), F.lit(tasks)).cast("int"))
             .sortWithinPartitions(*sequence, "row")
             .select(*kept, "row", unordered.alias("unordered"))
         )

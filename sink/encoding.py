@@ -1,6 +1,7 @@
 """Converts a DataFrame's rows to records: which columns form key and value, and which rows are deletes.
 
-Spark expressions encode the bytes in the JVM; `json_columns` defines how a column is written.
+Spark expressions encode values in the JVM; `json_columns` defines how a column is written. Key columns stay
+as they are: the tasks encode them with `key_codec`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from keyfold.sink import json_columns
 from keyfold.sink.json_columns import Part
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.schema.columns import Columns, Format, raw_format
+from keyfold.statestore.schema.columns import Columns, Format, default_format
 from keyfold.statestore.schema.spark_types import quoted
 
 Names = str | Sequence[str] | None
@@ -79,9 +80,10 @@ class RowEncoding:
     def select(self, df: DataFrame) -> DataFrame:
         """The records of `df`, in its order.
 
-        Columns: `key`, binary, null if a key column is null (`Stage` names the row and refuses it); `value`,
-        binary, null for a tombstone; in Kafka's shape `headers` and `timestamp` (bigint, milliseconds since
-        1970) if `df` has them; `sequence_0`, `sequence_1`, ... for `sequence_by`.
+        Columns: the key columns in their order as `key_0`, `key_1`, ..., in Kafka's shape `key`, binary
+        (`Stage` refuses a row with a null in them, and names it); `value`, binary, null for a tombstone; in
+        Kafka's shape `headers` and `timestamp` (bigint, milliseconds since 1970) if `df` has them;
+        `sequence_0`, `sequence_1`, ... for `sequence_by`.
 
         If a row cannot be written exactly, Spark raises an error while it runs this: see `refusal`.
 
@@ -107,8 +109,9 @@ class RowEncoding:
     def _columns_of_a_record(self) -> list[Column]:
         if self.columns is None:
             key, value, *more = self._kafka_record()
+            keys = [key.alias("key")]
         else:
-            key, value, more = self._key(self.columns), self._value(self.columns), []
+            keys, value, more = self._keys(self.columns), self._value(self.columns), []
         if self._deletes is not None:
             deletes = F.expr(self._deletes) if self._by_name else F.col("deletes")
             value = F.when(deletes, F.lit(None).cast("binary")).otherwise(value)
@@ -116,7 +119,7 @@ class RowEncoding:
             F.expr(text).alias(f"sequence_{i}") if self._by_name else F.col(f"sequence_{i}")
             for i, text in enumerate(self._sequence)
         ]
-        return [key.alias("key"), value.alias("value"), *more, *sequence]
+        return [*keys, value.alias("value"), *more, *sequence]
 
     def _expressions(self) -> list[tuple[str, str]]:
         """The given SQL texts, each with the name of its argument."""
@@ -134,12 +137,9 @@ class RowEncoding:
         i = self._schema.names.index(name)
         return Part(name, F.col(quoted(name) if self._by_name else f"c{i}"), self._schema.fields[i].dataType)
 
-    def _key(self, columns: Columns) -> Column:
+    def _keys(self, columns: Columns) -> list[Column]:
         parts = [self._part(name) for name in columns.keys]
-        raw = columns.key_format == "raw"
-        key = (parts[0].column if raw else json_columns.key_object(parts)).cast("binary")
-        missing = json_columns.either([part.column.isNull() for part in parts])
-        return F.when(missing, F.lit(None).cast("binary")).otherwise(json_columns.refusing(key, parts))
+        return [json_columns.refusing_key(part).alias(f"key_{i}") for i, part in enumerate(parts)]
 
     def _value(self, columns: Columns) -> Column:
         names = [f["name"] for f in columns.schema_json["fields"] if f["name"] not in columns.keys]
@@ -258,13 +258,11 @@ def _columns(
     schema: T.StructType, keys: list[str], values: list[str], value_format: Format | None
 ) -> Columns:
     fields = schema.jsonValue()["fields"]
-    key_fields = [f for f in fields if f["name"] in keys]
     value_fields = [f for f in fields if f["name"] in values]
     return Columns(
         {"type": "struct", "fields": [f for f in fields if f["name"] in keys or f["name"] in values]},
         tuple(keys),
-        raw_format(key_fields),
-        value_format or raw_format(value_fields),
+        value_format or default_format(value_fields),
     )
 
 

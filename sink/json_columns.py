@@ -2,8 +2,7 @@
 
 `keyfold.statestore.schema.json_codec` defines the form. The result does not depend on the session: its time
 zone, ANSI mode, `spark.sql.legacy.*` or the defaults of `to_json`. So dates and timestamps are not formatted
-by `to_json` (its formatters depend on the legacy time parser policy), and floats in keys are written as their
-bits (the digits that Java writes for a double changed in Java 19).
+by `to_json`, whose formatters depend on the legacy time parser policy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-Floats = Literal["number", "text", "bits"]
+Floats = Literal["number", "text"]
 Kinds = tuple[type[T.DataType], ...]
 Leaf = Callable[[Column, T.DataType], Column]
 
@@ -44,11 +43,6 @@ class Part(NamedTuple):
     name: str
     column: Column
     kind: T.DataType
-
-
-def key_object(parts: Sequence[Part]) -> Column:
-    """The text of a key. Equal values have equal texts."""
-    return _object([(name, _written(col, kind, "bits")) for name, col, kind in parts])
 
 
 def value_object(parts: Sequence[Part]) -> Column:
@@ -78,9 +72,24 @@ def refusing(encoded: Column, parts: Sequence[Part]) -> Column:
     return case.otherwise(encoded)
 
 
-def raised(what: str, remedy: str) -> Column:
-    """An expression of type binary that raises an error, without the row's content."""
-    return F.raise_error(F.lit(f"{MARK}{what}{REMEDY}{remedy}")).cast("binary")
+def refusing_key(part: Part) -> Column:
+    """A key column as it is, or an error for a row in which it has a string that is not UTF-8.
+
+    Arrow does not check the strings that Spark hands to Python.
+    """
+    name, col, kind = part
+    if not _contains(kind, (T.StringType,)):
+        return col
+    wrong = _any(col, kind, _not_utf8)
+    return F.when(wrong, raised(f"Column {name!r} {_NOT_UTF8}.", _UTF8_REMEDY, kind)).otherwise(col)
+
+
+_BINARY = T.BinaryType()
+
+
+def raised(what: str, remedy: str, kind: T.DataType = _BINARY) -> Column:
+    """An expression of type `kind` that raises an error, without the row's content."""
+    return F.raise_error(F.lit(f"{MARK}{what}{REMEDY}{remedy}")).cast(kind)
 
 
 def either(conditions: Sequence[Column]) -> Column:
@@ -102,7 +111,7 @@ def _written(col: Column, kind: T.DataType, floats: Floats) -> Column:
     if not _contains(kind, _REWRITTEN if floats == "number" else (*_REWRITTEN, *FLOATS)):
         return col
     if isinstance(kind, FLOATS):
-        return col.cast("string") if floats == "text" else _bits(col)
+        return col.cast("string")
     if isinstance(kind, T.BinaryType):
         return F.hex(col)
     if isinstance(kind, T.DateType):
@@ -156,12 +165,6 @@ def _ntz_text(timestamp: Column) -> Column:
     return F.replace(F.rpad(pointed, 26, F.lit("0")), F.lit(" "), F.lit("T"))
 
 
-def _bits(col: Column) -> Column:
-    """The text of a float's bits. Both zeros have the same text, and so have all NaNs."""
-    text = F.when(F.isnan(col), F.lit("NaN")).when(col == 0, F.lit("0x0.0p0"))
-    return F.when(col.isNotNull(), text.otherwise(F.format_string("%a", col)))
-
-
 # -- what is in a column -------------------------------------------------------------------------------------
 
 
@@ -209,12 +212,14 @@ def _not_iso(col: Column, kind: T.DataType) -> Column:
     return F.lit(False)
 
 
+_NOT_UTF8 = "has a string that is not valid UTF-8"
+_UTF8_REMEDY = "cast it to binary, or use make_valid_utf8(column)"
 _UNWRITABLE: tuple[tuple[Kinds, Leaf, str, str], ...] = (
     (
         (T.StringType,),
         _not_utf8,
-        "has a string that is not valid UTF-8",
-        "cast it to binary, or use make_valid_utf8(column)",
+        _NOT_UTF8,
+        _UTF8_REMEDY,
     ),
     (
         TIMES,

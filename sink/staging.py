@@ -29,6 +29,7 @@ from keyfold.statestore import filenames
 from keyfold.statestore.errors import BadRecord, Damaged, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.keys.partitioner import partitions_of
+from keyfold.statestore.schema import key_codec
 from keyfold.statestore.segment.block import (
     BLOCK_BYTES,
     HEADERS_TYPE,
@@ -84,8 +85,9 @@ _FACTS: Final = pa.schema([pa.field(name, pa.int64()) for name in _NAMES])
 class Stage:
     """Stages the rows of a task; the function for `DataFrame.mapInArrow`.
 
-    Rows have the columns `key` and `value` (binary) and optionally `timestamp` (int64 ms), `headers`, and
-    after a sort `row` (the position before the sort) and `unordered` (whether a value to sort by is null).
+    Rows have the columns `key` (binary) or `key_0`, `key_1`, … (typed), `value` (binary), and optionally
+    `timestamp` (int64 ms), `headers`, and after a sort `row` (the position before the sort) and `unordered`
+    (whether a value to sort by is null).
 
     Attributes:
         directory: The directory of the task's file. It exists, and is removed with the batch.
@@ -203,9 +205,9 @@ class _Writing:
 def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | None:
     """The first row that cannot be written. `row` is the number of rows of this task before `batch`."""
     columns = batch.schema.names
-    keys = batch.column("key")
-    if keys.null_count:
-        kind, index = NO_KEY, pc.index(pc.is_null(keys), True).as_py()
+    keys = [batch.column(name) for name in key_columns(columns)]
+    if any(key.null_count for key in keys):
+        kind, index = NO_KEY, min(_first_null(key) for key in keys if key.null_count)
     elif "headers" in columns and (found := _header_without_key(batch.column("headers"))) >= 0:
         kind, index = NO_HEADER_KEY, found
     elif "unordered" in columns and (found := pc.index(batch.column("unordered"), True).as_py()) >= 0:
@@ -219,6 +221,21 @@ def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | Non
         # From Spark's monotonically_increasing_id: the task before the sort, then 33 bits of row.
         task, row = divmod(batch.column("row")[index].as_py(), 1 << 33)
     return Staged(task, writing.attempt, -1, 0, 0, row, 0, 0, 0, kind)
+
+
+def key_columns(names: Sequence[str]) -> list[str]:
+    """The names of the columns of a key, in their order."""
+    return [name for name in names if name == "key" or name.startswith("key_")]
+
+
+def keys_of(rows: pa.RecordBatch) -> pa.Array:
+    """The bytes of the keys of rows that have no null in a key column."""
+    names = key_columns(rows.schema.names)
+    return rows.column("key") if names == ["key"] else key_codec.encode([rows.column(n) for n in names])
+
+
+def _first_null(column: pa.Array) -> int:
+    return int(pc.index(pc.is_null(column), True).as_py())
 
 
 def _header_without_key(headers: pa.Array) -> int:
@@ -242,7 +259,7 @@ def _unplaced(rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     else:
         headers = no_headers(rows.num_rows)
     columns = {
-        "key": rows.column("key"),
+        "key": keys_of(rows),
         "value": rows.column("value"),
         "timestamp": timestamps,
         "headers": headers,

@@ -29,7 +29,7 @@ class Selection:
 
     @classmethod
     def of(
-        cls, root: Path, columns: Columns | None, keys: Collection[object] | None, prefix: bytes | str | None
+        cls, root: Path, columns: Columns | None, keys: Collection[object] | None, prefix: object
     ) -> Selection:
         """Raises `ConfigError`, and `BadRecord` for a value that is not a key of these columns."""
         if keys is not None and prefix is not None:
@@ -38,16 +38,8 @@ class Selection:
             )
         if keys is not None:
             arguments.several("keys", keys, "keys")
-        if prefix is not None and columns is not None and columns.key_format != "raw":
-            raise ConfigError(
-                "A prefix cannot select keys that are encoded as JSON.", path=root,
-                expected="one key column of type string or binary", found=", ".join(columns.keys),
-                remedy="give keys=, or filter the whole state",
-            )  # fmt: skip
-        if prefix is not None:
-            prefix = _prefix(prefix)
         if keys is None:
-            return cls(None, prefix)
+            return cls(None, None if prefix is None else _prefix(columns, prefix))
         return cls(pa.array([_encoded(root, columns, key) for key in keys], pa.binary()), None)
 
     @property
@@ -75,7 +67,11 @@ class Selection:
         return None
 
 
-def _prefix(prefix: object) -> bytes:
+def _prefix(columns: Columns | None, prefix: object) -> bytes:
+    if columns is not None and isinstance(prefix, bytes | str):
+        return columns.key_prefix(begins=prefix)
+    if columns is not None:
+        return columns.key_prefix(*(prefix if isinstance(prefix, tuple) else (prefix,)))
     if isinstance(prefix, bytes):
         return prefix
     with suppress(UnicodeEncodeError):

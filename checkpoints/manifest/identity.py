@@ -91,10 +91,12 @@ def read_identity(files: Files, root: Path) -> ChangelogMeta:
         NotAChangelog: `changelog.json` does not exist.
         Damaged: its checksum or its content is wrong.
         FormatTooNew: a later version of keyfold made it.
+        SchemaMismatch: its keys have an encoding that this version of keyfold does not read.
     """
     fields = read_fields(files, root)
     try:
-        columns = None if fields["schema"] is None else Columns.from_json(fields["schema"])
+        kept, path = fields["schema"], root / filenames.IDENTITY
+        columns = None if kept is None else Columns.from_json(kept, path=path)
         config = LogConfig().with_changes(fields["config"])
         snapshot = bool(fields.get("snapshot", False))
         uuid, app = str(fields["uuid"]), str(fields["app"])

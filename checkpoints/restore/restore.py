@@ -55,7 +55,7 @@ def restore(
     since: At = None,
     partitions: Sequence[int] | None = None,
     keys: Collection[object] | None = None,
-    prefix: bytes | str | None = None,
+    prefix: bytes | str | tuple[object, ...] | None = None,
     listener: RestoreListener | None = None,
     progress: bool = False,
     filesystem: Any = None,
@@ -77,7 +77,8 @@ def restore(
             `to_dict` has None for a deleted key. A key that was set back to its old value counts as changed.
         partitions: only these partitions.
         keys: only these keys: bytes, or for typed columns the key's value, a tuple if it has several columns.
-        prefix: only keys that begin with this prefix.
+        prefix: only keys that begin with this prefix: bytes or text, which the first key column then begins
+            with, or for several key columns a tuple with the values of the first ones.
         listener: receives the progress.
         progress: show a progress bar while reading.
         filesystem: a `pyarrow.fs.FileSystem` or an fsspec one, in which `path` is a path.

@@ -1,7 +1,7 @@
 """Typed columns: the meaning of the bytes of keys and values, stored in `changelog.json` under "schema".
 
 A changelog of typed columns has a `Columns`; a changelog of raw bytes has none (`RAW`). The types are
-Spark's, in the JSON form of its schemas; pyspark is not needed. `json_codec` defines the JSON of a column.
+Spark's, in the JSON form of its schemas; pyspark is not needed. `docs/encoding.md` defines the bytes.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
-from keyfold.statestore.schema import spark_types
+from keyfold.statestore.schema import key_decoder, spark_types
 from keyfold.statestore.schema.json_codec import decode_objects, first_bad, first_misfit
-from keyfold.statestore.schema.json_keys import encode_object, encode_raw, first_other_form
+from keyfold.statestore.schema.key_values import encode_beginning, encode_values
 from keyfold.statestore.schema.spark_types import FieldJson
 
 Format = Literal["raw", "json"]
+
+#: The encoding of keys that `key_codec` writes, by its name in `changelog.json`.
+KEY_ENCODING: Final = "ordered"
 
 #: A changelog of raw bytes has no columns.
 RAW: None = None
@@ -37,12 +41,12 @@ class Misfit(NamedTuple):
 class Columns:
     """The columns of a changelog, and how its keys and values encode them.
 
-    `schema_json` is Spark's `StructType` as JSON: the stored columns in the order of the DataFrame. A key or
-    value has one of two formats:
+    `schema_json` is Spark's `StructType` as JSON: the stored columns in the order of the DataFrame. A key has
+    its columns in the order of `keys`; equal keys have equal bytes, and the order of the bytes is Spark's
+    order of the columns. A value has one of two formats:
 
     - `raw`: the bytes of its only column, a string or binary.
-    - `json`: an object of its columns. A key has them in the order of `keys`, a value in the order of the
-      DataFrame. A value without columns is `{}`.
+    - `json`: an object of its columns in the order of the DataFrame, `{}` without columns.
 
     Raises:
         SchemaMismatch: A type cannot be stored exactly, or not in a key. The message names the path in the
@@ -52,7 +56,6 @@ class Columns:
 
     schema_json: dict[str, Any] = field(hash=False)
     keys: tuple[str, ...]
-    key_format: Format
     value_format: Format
 
     def __post_init__(self) -> None:
@@ -74,8 +77,7 @@ class Columns:
             )
         for f in fields:
             spark_types.check_column(f, is_key=f["name"] in self.keys)
-        _check_format("key", self.key_format, self._key_fields)
-        _check_format("value", self.value_format, self._value_fields)
+        _check_format(self.value_format, self._value_fields)
 
     def _check_shape(self) -> None:
         kept, keys = self.schema_json, self.keys
@@ -101,18 +103,26 @@ class Columns:
         return {
             "columns": self.schema_json,
             "keys": list(self.keys),
-            "key_format": self.key_format,
+            "key_encoding": KEY_ENCODING,
             "value_format": self.value_format,
         }
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> Columns:
-        return cls(
-            kept["columns"],
-            tuple(str(name) for name in kept["keys"]),
-            kept["key_format"],
-            kept["value_format"],
-        )
+    def from_json(cls, kept: Mapping[str, Any], *, path: Path | None = None) -> Columns:
+        """The inverse of `to_json`.
+
+        Raises:
+            SchemaMismatch: The keys have another encoding. `path` is the file for the message.
+        """
+        found = kept.get("key_encoding")
+        if found != KEY_ENCODING:
+            raise SchemaMismatch(
+                "This version of keyfold cannot read the keys of this changelog.", path=path,
+                position='"key_encoding" in "schema"', expected=repr(KEY_ENCODING),
+                found="none" if found is None else repr(found),
+                remedy="read it with the version of keyfold that wrote it, and write it to a new changelog",
+            )  # fmt: skip
+        return cls(kept["columns"], tuple(str(name) for name in kept["keys"]), kept["value_format"])
 
     # -- decoding --------------------------------------------------------------------------------------------
 
@@ -135,9 +145,7 @@ class Columns:
         Raises:
             SchemaMismatch: The bytes do not match these columns; `position` names the record.
         """
-        key_columns = _decode(keys, self.key_format, self._key_schema, keys=True)
-        value_columns = _decode(values, self.value_format, self._value_schema, keys=False)
-        columns = {**key_columns, **value_columns}
+        columns = {**self._decode_keys(keys), **_decode_values(values, self.value_format, self._value_schema)}
         return pa.Table.from_arrays(
             [columns[name] for name in self._arrow_schema.names], schema=self._arrow_schema
         )
@@ -149,14 +157,16 @@ class Columns:
         Args:
             keys, values: The same as for `decode`, but one array each.
         """
-        found = (
-            _misfit(keys, self.key_format, self._key_schema, keys=True),
-            _misfit(values, self.value_format, self._value_schema, keys=False),
-        )
+        found = [_value_misfit(values, self.value_format, self._value_schema)]
+        bad_key = key_decoder.first_misfit(keys, self._key_schema)
+        if bad_key is not None:
+            found.insert(0, Misfit(bad_key.row, f"key, column {bad_key.column!r}", bad_key.expected))
         return min((m for m in found if m is not None), default=None, key=lambda m: m.row)
 
+    # -- keys ------------------------------------------------------------------------------------------------
+
     def encode_key(self, *parts: object) -> bytes:
-        """The bytes of one key, equal to what Spark writes for these values.
+        """The bytes of one key, equal to what a sink writes for these values.
 
         Args:
             parts: The values of the key columns in the order of `keys`, or one mapping of column to value.
@@ -174,10 +184,53 @@ class Columns:
                 found=f"{sum(value is not None for value in values)} values",
                 remedy="give one value for each key column, in this order",
             )
-        if self.key_format == "json":
-            return encode_object(self._key_schema, values)
-        only, value = self._key_schema.field(0), values[0]
-        return encode_raw(only, value)
+        return encode_values(self._key_schema, values)
+
+    def key_prefix(self, *leading: object, begins: bytes | str | None = None) -> bytes:
+        """The bytes with which exactly those keys begin that have these values in their first columns.
+
+        Args:
+            leading: The values of the first key columns, fewer than there are key columns.
+            begins: The beginning of the next column, a string or binary.
+
+        Raises:
+            BadRecord: A value is None or does not have its column's type, or there is none, or too many.
+        """
+        self._check_leading(leading, len(self.keys) - 1, least=0 if begins is not None else 1)
+        encoded = encode_values(self._key_schema, leading, whole=False)
+        return (
+            encoded if begins is None else encoded + encode_beginning(self._key_schema, len(leading), begins)
+        )
+
+    def key_bound(self, *leading: object) -> bytes:
+        """A bound for the `range` of a store: the smallest bytes of a key with these values in its first
+        columns. In a struct a field that is None or left out is smaller than every value.
+
+            store.range(columns.key_bound(monday), columns.key_bound(tuesday))
+
+        Args:
+            leading: The values of the first key columns.
+
+        Raises:
+            BadRecord: A value is None or does not have its column's type, or there is none, or too many.
+        """
+        self._check_leading(leading, len(self.keys), least=1)
+        return encode_values(self._key_schema, leading, whole=False)
+
+    def _check_leading(self, leading: Sequence[object], most: int, *, least: int) -> None:
+        if not least <= len(leading) <= most or any(value is None for value in leading):
+            raise BadRecord(
+                "A range of keys needs values, not null, of the first key columns.",
+                expected=f"{least} to {most} of {', '.join(self.keys)}",
+                found=f"{sum(value is not None for value in leading)} values",
+                remedy="give values for the first key columns, in this order",
+            )
+
+    def _decode_keys(self, keys: pa.Array | pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
+        chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
+        tables = [key_decoder.decode(chunk.cast(pa.binary()), self._key_schema) for chunk in chunks]
+        table = pa.concat_tables([*tables, self._key_schema.empty_table()])
+        return {name: table.column(i) for i, name in enumerate(self.keys)}
 
     # -- evolution -------------------------------------------------------------------------------------------
 
@@ -205,7 +258,7 @@ class Columns:
         if not fits or self.keys != other.keys or self.value_format != other.value_format:
             raise self._difference(other, [*different, *theirs], fits)
         merged += added
-        return Columns({"type": "struct", "fields": merged}, self.keys, self.key_format, self.value_format)
+        return Columns({"type": "struct", "fields": merged}, self.keys, self.value_format)
 
     def _difference(self, other: Columns, names: Sequence[str], fits: bool) -> SchemaMismatch:
         """The error that shows the differences: in the columns `names`, the keys or the format."""
@@ -255,27 +308,27 @@ class Columns:
         return spark_types.arrow_schema(self._value_fields)
 
 
-def raw_format(fields: Sequence[FieldJson]) -> Format:
-    """The default format of a key or value with these columns."""
+def default_format(fields: Sequence[FieldJson]) -> Format:
+    """The default format of a value with these columns."""
     return "raw" if len(fields) == 1 and fields[0]["type"] in ("string", "binary") else "json"
 
 
-def _check_format(side: str, format_: str, fields: Sequence[FieldJson]) -> None:
-    if format_ != "json" and (format_ != "raw" or raw_format(fields) != "raw"):
+def _check_format(format_: str, fields: Sequence[FieldJson]) -> None:
+    if format_ != "json" and (format_ != "raw" or default_format(fields) != "raw"):
         raise ConfigError(
-            f"Format does not fit the columns of the {side}.",
+            "Format does not fit the columns of the value.",
             expected="json, or raw for one column of type string or binary",
             found=f"{format_} for {len(fields)} columns",
             remedy='use "json"',
         )
 
 
-def _decode(
-    records: pa.Array, format_: Format, schema: pa.Schema, *, keys: bool
+def _decode_values(
+    records: pa.Array | pa.ChunkedArray, format_: Format, schema: pa.Schema
 ) -> dict[str, pa.ChunkedArray]:
     chunks = records.chunks if isinstance(records, pa.ChunkedArray) else [records]
     if format_ == "json":
-        tables = [decode_objects(chunk.cast(pa.binary()), schema, keys=keys) for chunk in chunks]
+        tables = [decode_objects(chunk.cast(pa.binary()), schema) for chunk in chunks]
         table = pa.concat_tables([*tables, schema.empty_table()])
         return {name: table.column(i) for i, name in enumerate(schema.names)}
     only = schema.field(0)
@@ -284,26 +337,22 @@ def _decode(
     except pa.ArrowInvalid:
         pass
     raise SchemaMismatch(
-        f"The {'key' if keys else 'value'} of a record is not valid UTF-8, but its column is a string.",
+        "The value of a record is not valid UTF-8, but its column is a string.",
         position=f"column {only.name!r}",
         remedy="`keyfold verify` lists partition and offset of every such record; append the key again",
     )
 
 
-def _misfit(records: pa.Array, format_: Format, schema: pa.Schema, *, keys: bool) -> Misfit | None:
-    side = "key" if keys else "value"
+def _value_misfit(records: pa.Array, format_: Format, schema: pa.Schema) -> Misfit | None:
     if format_ == "raw":
         only = schema.field(0)
         row = first_bad(records, lambda part: part.cast(only.type))
-        return None if row is None else Misfit(row, f"{side}, column {only.name!r}", "valid UTF-8")
-    found = first_misfit(records, schema, keys=keys)
+        return None if row is None else Misfit(row, f"value, column {only.name!r}", "valid UTF-8")
+    found = first_misfit(records, schema)
     if found is None:
-        other = first_other_form(records, schema) if keys else None
-        expected = "the bytes that columns.encode_key returns: other bytes are another key"
-        return None if other is None else Misfit(other, side, expected)
+        return None
     row, name = found
     if name is None:
         columns = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no field"
-        return Misfit(row, side, f"one JSON object with {columns}")
-    null = " that is not null" if keys else ""
-    return Misfit(row, f"{side}, column {name!r}", f"{schema.field(name).type}{null}")
+        return Misfit(row, "value", f"one JSON object with {columns}")
+    return Misfit(row, f"value, column {name!r}", str(schema.field(name).type))

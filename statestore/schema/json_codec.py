@@ -1,11 +1,10 @@
-"""Decodes JSON objects, one per record, to Arrow columns. They are the bytes of typed keys and values.
+"""Decodes JSON objects, one per record, to Arrow columns. They are the bytes of typed values.
 
 How a column is written:
 
     boolean, integers  as themselves
     decimal            a number with all its digits: `1.50`, `1E-38`
-    float, double      in values: a number, or a string (see below); in keys: a string with
-                       the exact bits, `"0x1.8p0"`, the same text on every JVM
+    float, double      a number, or a string (see below)
     string             as itself; valid UTF-8
     binary             a string of upper-case hexadecimal digits
     date               `"2013-01-31"`
@@ -35,7 +34,7 @@ import pyarrow.json as pj
 
 from keyfold.statestore.errors import SchemaMismatch
 
-Floats = Literal["number", "text", "bits"]
+Floats = Literal["number", "text"]
 #: How to treat fields that are not columns.
 Others = Literal["error", "ignore"]
 #: What Arrow's parser and the conversions here raise for invalid text.
@@ -46,20 +45,19 @@ _PIECE_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 22
 
 
-def decode_objects(records: pa.Array, schema: pa.Schema, *, keys: bool = False) -> pa.Table:
+def decode_objects(records: pa.Array, schema: pa.Schema) -> pa.Table:
     """The columns of `schema` from one JSON object per record.
 
     Args:
         records: Binary; a null record becomes null in every column.
-        keys: Whether floats are written as in keys.
 
     Raises:
         SchemaMismatch: A record is not JSON of this schema; `position` names the record.
     """
     try:
-        return _decoded(records, schema, keys)
+        return _decoded(records, schema)
     except _REFUSALS:
-        row = _first_bad(records, lambda part: _decoded(part, schema, keys))
+        row = _first_bad(records, lambda part: _decoded(part, schema))
     raise SchemaMismatch(
         "A record is not a JSON object of the changelog's columns.",
         position=f"record {row} of the batch",
@@ -91,29 +89,18 @@ def _first_bad(records: pa.Array, decode: Callable[[pa.Array], object]) -> int:
     return low
 
 
-def first_misfit(
-    records: pa.Array, schema: pa.Schema, *, keys: bool = False
-) -> tuple[int, str | None] | None:
-    """Row and column of the first record that `decode_objects` refuses. For keys, also of the first null.
+def first_misfit(records: pa.Array, schema: pa.Schema) -> tuple[int, str | None] | None:
+    """Row and column of the first record that `decode_objects` refuses.
 
     The column is None if the record is not an object or has fields that are not columns.
     """
-    try:
-        table = _decoded(records, schema, keys)
-    except _REFUSALS:
-        row = _first_bad(records, lambda part: _decoded(part, schema, keys))
-        return row, _bad_column(records[row : row + 1], schema, keys)
-    nulls = [
-        (int(np.flatnonzero(column.is_null().to_numpy())[0]), str(name))
-        for name, column in zip(schema.names, table.columns, strict=True)
-        if keys and column.null_count
-    ]
-    return min(nulls, default=None)
+    row = first_bad(records, lambda part: _decoded(part, schema))
+    return None if row is None else (row, _bad_column(records[row : row + 1], schema))
 
 
-def _bad_column(record: pa.Array, schema: pa.Schema, keys: bool) -> str | None:
+def _bad_column(record: pa.Array, schema: pa.Schema) -> str | None:
     def is_bad(part: pa.Schema) -> bool:
-        return first_bad(record, lambda one: _decoded(one, part, keys, "ignore")) is not None
+        return first_bad(record, lambda one: _decoded(one, part, "ignore")) is not None
 
     if is_bad(pa.schema([pa.field("\0", pa.bool_())])):  # not an object, or more than one
         return None
@@ -131,12 +118,12 @@ def _pieces(records: pa.Array) -> Iterable[pa.Array]:
         yield records.slice(start, end - start)
 
 
-def _decoded(records: pa.Array, schema: pa.Schema, keys: bool, others: Others = "error") -> pa.Table:
-    pieces = [_decode_piece(piece, schema, keys, others) for piece in _pieces(records)]
+def _decoded(records: pa.Array, schema: pa.Schema, others: Others = "error") -> pa.Table:
+    pieces = [_decode_piece(piece, schema, others) for piece in _pieces(records)]
     return pa.concat_tables([*pieces, schema.empty_table()])
 
 
-def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool, others: Others) -> pa.Table:
+def _decode_piece(records: pa.Array, schema: pa.Schema, others: Others) -> pa.Table:
     if records.null_count:
         records = records.fill_null(pa.scalar(b"{}", pa.binary()))
     offsets = _offsets(records)
@@ -144,12 +131,10 @@ def _decode_piece(records: pa.Array, schema: pa.Schema, keys: bool, others: Othe
         raise ValueError("an empty record")
     data = np.frombuffer(records.buffers()[2], dtype=np.uint8)
     marked = data[offsets[:-1]] == _SPACE
-    if keys:
-        marked[:] = False
     if (data[offsets[:-1] + marked] != _BRACE).any() or (data[offsets[1:] - 1] != _END).any():
         raise ValueError("a record is not one object")
     if not marked.any():
-        return _parse(records, schema, "bits" if keys else "number", others)
+        return _parse(records, schema, "number", others)
     plain = np.flatnonzero(~marked)
     special = np.flatnonzero(marked)
     kinds: list[tuple[npt.NDArray[np.int64], Floats]] = [(plain, "number"), (special, "text")]
@@ -222,8 +207,6 @@ def _typed(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(array))
     if pa.types.is_binary(kind):
         return _from_hexadecimal(array)
-    if pa.types.is_floating(kind):
-        return _from_text(array, kind)
     if pa.types.is_nested(kind):
         return _typed_nested(array, kind)
     return array.cast(kind)
@@ -267,26 +250,6 @@ def _from_hexadecimal(text: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(), len(text), [text.buffers()[0], ends, pa.py_buffer(data)], text.null_count
     )
-
-
-_BITS = r"^(?P<sign>-?)0x(?P<whole>[01])\.(?P<fraction>[0-9a-f]{1,13})p(?P<exponent>-?[0-9]{1,4})$"
-
-
-def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Floats from decimal text or from hexadecimal bits: `-0x1.8p3` is -1.5 * 2**3, as in C and Java."""
-    found = pc.extract_regex(text, _BITS)
-    bits = found.drop_null()
-    if not len(bits):
-        return text.cast(kind)
-    fraction = pc.utf8_rpad(bits.field("fraction"), 13, "0")
-    digits = pc.binary_join_element_wise("00", bits.field("whole"), fraction, "")
-    mantissa = np.frombuffer(_from_hexadecimal(digits).buffers()[2], dtype=">u8").astype(np.float64)
-    negative = pc.equal(bits.field("sign"), "-").to_numpy(zero_copy_only=False)
-    exponent = bits.field("exponent").cast(pa.int32()).to_numpy()
-    exact = np.ldexp(np.where(negative, -mantissa, mantissa), exponent - 52)
-    is_bits = found.is_valid()
-    others = pc.if_else(is_bits, pa.scalar(None, pa.string()), text).cast(pa.float64())
-    return pc.replace_with_mask(others, is_bits, pa.array(exact)).cast(kind)
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:

@@ -1,11 +1,11 @@
-"""Encodes the columns of typed keys to bytes whose order is the order of the columns, and back.
+"""Encodes the columns of typed keys to bytes whose order is the order of the columns.
 
-`docs/encoding.md` defines the bytes. Both directions are vectorised: each step is one numpy or Arrow call over
-a column. Only `key_values` encodes single keys.
+`docs/encoding.md` defines the bytes. Both directions are vectorised: each step is one numpy or Arrow call
+over a column. `key_decoder` is the inverse, `key_values` encodes single keys.
 
 A column without null becomes a sequence of parts, and the key is the parts of all its columns, joined row by
-row. A part is an array of unsigned integers, written big-endian, or a binary array. A null has no bytes except
-its mark, so nulls are left out of what is encoded, and put back as empty parts.
+row. A part is an array of unsigned integers, written big-endian, or a binary array. A null has no bytes
+except its mark: nulls are left out of what is encoded, and put back as empty parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ESCAPES: Final = ((b"\x01", b"\x01\x02"), (b"\x00", b"\x01\x01"))
 LONG_DIGITS: Final = 18
 NANOS_PER_DAY: Final = 86_400 * 10**9
 
-#: The highest bit of an integer of so many bytes.
+#: The highest bit of an integer, by its width in bytes.
 _SIGNS: Final = {width: np.array(1 << (8 * width - 1), f"u{width}")[()] for width in (1, 2, 4, 8)}
 #: The only NaN, as an unsigned integer.
 NANS: Final = {4: np.uint32(0x7FC00000), 8: np.uint64(0x7FF8000000000000)}

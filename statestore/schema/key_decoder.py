@@ -37,7 +37,7 @@ _INT32_MAX: Final = (1 << 31) - 1
 
 
 class Misfit(NamedTuple):
-    """A key that is not an encoding of the columns: its row, the path of the column, and what was expected."""
+    """A key that is not an encoding of the columns: its row, the column's path, and what was expected."""
 
     row: int
     column: str
@@ -348,4 +348,4 @@ def _rounds(field: pa.Field, cursor: _Cursor, name: str) -> Iterator[tuple[Ints,
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_binary(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))

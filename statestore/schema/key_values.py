@@ -140,7 +140,11 @@ def _number(value: object, kind: pa.DataType) -> int:
     """The integer that stands for the value."""
     if pa.types.is_integer(kind) and not isinstance(value, bool):
         return operator.index(value)  # type: ignore[arg-type]
-    if pa.types.is_date(kind) and isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+    if (
+        pa.types.is_date(kind)
+        and isinstance(value, datetime.date)
+        and not isinstance(value, datetime.datetime)
+    ):
         return value.toordinal() - _EPOCH_DAY
     if pa.types.is_timestamp(kind) and isinstance(value, datetime.datetime):
         if (value.tzinfo is None) != (kind.tz is None):

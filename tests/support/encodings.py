@@ -50,5 +50,15 @@ def sessions_of(spark: SparkSession) -> list[SparkSession]:
 
 
 def encoded(encoding: RowEncoding, df: DataFrame) -> pa.Table:
-    """The records of a DataFrame."""
-    return encoding.select(df).toArrow()
+    """The records of a DataFrame, with the keys that a task gives them: null where a part of it is."""
+    from keyfold.sink.staging import key_columns, keys_of
+
+    records = encoding.select(df).toArrow().combine_chunks()
+    names = key_columns(records.column_names)
+    (batch,) = records.to_batches() or [pa.RecordBatch.from_pylist([], records.schema)]
+    whole = pa.array(
+        [all(column[row].is_valid for column in map(batch.column, names)) for row in range(len(batch))]
+    )
+    found = iter(keys_of(batch.filter(whole.cast(pa.bool_()))).to_pylist())
+    keys = pa.array([next(found) if is_whole else None for is_whole in whole.to_pylist()], pa.binary())
+    return records.drop_columns(names).add_column(0, "key", keys)

@@ -50,7 +50,7 @@ def _decimals(digits: int, scale: int) -> st.SearchStrategy[Decimal]:
 #: Few characters, among them those that are escaped, so that equal beginnings are common.
 TEXTS = st.text("\0\1\2a\x7fé￿😀", max_size=5) | st.text(st.characters(exclude_categories=["Cs"]))
 BYTES = st.lists(st.sampled_from([0, 1, 2, 97, 255]), max_size=5).map(bytes) | st.binary()
-NAIVE = st.datetimes() | st.sampled_from([dt.datetime.min, dt.datetime.max])
+NAIVE = st.datetimes() | st.sampled_from([dt.datetime.min, dt.datetime.max])  # noqa: DTZ901
 _MICROS = st.timedeltas(dt.timedelta(microseconds=-(1 << 63)), dt.timedelta(microseconds=(1 << 63) - 1))
 
 ATOMIC = [

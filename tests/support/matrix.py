@@ -55,7 +55,7 @@ def write_events(path: Path, draw: random.Random, count: int) -> list[Event]:
         "type": "struct",
         "fields": [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in fields],
     }
-    columns = Columns(schema, ("id",), "json", "json")
+    columns = Columns(schema, ("id",), "json")
     values = [
         f'{{"key":"{key}","amount":{amount},"gone":{str(gone).lower()}}}'.encode()
         for key, amount, gone in events

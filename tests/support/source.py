@@ -37,7 +37,6 @@ TYPED = Columns(
         ],
     },
     ("word",),
-    "raw",
     "json",
 )
 

@@ -135,7 +135,7 @@ def test_the_checksum_of_an_identity_needs_no_way_to_write_json(tmp_path: Path) 
         ],
     }
     config = {"min.cleanable.dirty.ratio": 1e-05, "cleaner.threads": 0}
-    Changelog.open(tmp_path / "log", columns=Columns(schema, ("k",), "raw", "raw"), config=config).close()
+    Changelog.open(tmp_path / "log", columns=Columns(schema, ("k",), "raw"), config=config).close()
     foreign = ForeignReader(tmp_path / "log")
     foreign.close()
     assert foreign.identity["config"]["min.cleanable.dirty.ratio"] == 1e-05

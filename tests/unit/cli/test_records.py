@@ -71,10 +71,10 @@ _FIELDS = {
 }
 
 
-def columns_of(fields: dict[str, Any], *keys: str, raw_keys: bool = False) -> Columns:
+def columns_of(fields: dict[str, Any], *keys: str) -> Columns:
     """Columns as a sink would make them, built by hand."""
     listed = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in fields.items()]
-    return Columns({"type": "struct", "fields": listed}, keys, "raw" if raw_keys else "json", "json")
+    return Columns({"type": "struct", "fields": listed}, keys, "json")
 
 
 COLUMNS = columns_of(_FIELDS, "carrier", "day")
@@ -281,7 +281,7 @@ def test_a_part_of_a_key_is_read_as_its_columns_type(
 
 
 def test_a_binary_key_column_can_be_written_in_hexadecimal_digits(tmp_path: Path) -> None:
-    columns = columns_of({"k": "binary", "v": "long"}, "k", raw_keys=True)
+    columns = columns_of({"k": "binary", "v": "long"}, "k")
     with Changelog.open(tmp_path / "log", columns=columns, config=BY_HAND) as log:
         log.append(pa.table({"key": [BYTES], "value": [b'{"v":1}']}))
     (found,) = lines_of("get", tmp_path / "log", "ff00", "--hex")

@@ -146,7 +146,6 @@ TYPED = Columns(
         ],
     },
     ("k",),
-    "raw",
     "json",
 )
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from keyfold import Changelog, restore, resume
-from keyfold.statestore.errors import CompactedAway, ConfigError
+from keyfold.statestore.errors import BadRecord, CompactedAway, ConfigError
 from keyfold.statestore.schema.columns import Columns
 from support.folds import IN_MEMORY
 
@@ -158,7 +158,7 @@ def typed(path: Path) -> Changelog:
         {"name": "day", "type": "integer", "nullable": False, "metadata": {}},
         {"name": "clicks", "type": "long", "nullable": True, "metadata": {}},
     ]
-    columns = Columns({"type": "struct", "fields": fields}, ("user", "day"), "json", "json")
+    columns = Columns({"type": "struct", "fields": fields}, ("user", "day"), "json")
     log = Changelog.open(path, columns=columns, config=CONFIG)
     rows: Rows = [
         (columns.encode_key(user, day), b'{"clicks":%d}' % (10 * day)) for user in "ab" for day in (1, 2)
@@ -178,8 +178,18 @@ def test_typed_keys_and_changes(tmp_path: Path) -> None:
             {"user": "a", "day": 1, "clicks": None, "_deleted": True},
             {"user": "b", "day": 1, "clicks": 5, "_deleted": False},
         ]
-        with pytest.raises(ConfigError, match="A prefix cannot select keys"):
-            restore(log.path, prefix="a")
+
+
+def test_a_prefix_selects_typed_keys_by_their_first_columns(tmp_path: Path) -> None:
+    with typed(tmp_path / "log") as log:
+        of_b = {("b", 1): {"clicks": 5}, ("b", 2): {"clicks": 20}}
+        assert restore(log.path, prefix="b").to_dict() == of_b
+        assert restore(log.path, prefix=("b",)).to_dict() == of_b
+        assert restore(log.path, prefix="ab").to_dict() == {}
+        assert len(restore(log.path, prefix="").to_dict()) == 3
+        for wrong in (("a", 1), (), ("a", 1, 2), 7, (None,)):
+            with pytest.raises(BadRecord):
+                restore(log.path, prefix=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -29,31 +29,32 @@ def array_of(kind: Any) -> dict[str, Any]:
 def make(
     root: Path, fields: list[dict[str, Any]], keys: tuple[str, ...], *pairs: tuple[bytes, bytes | None]
 ) -> Path:
-    columns = Columns(struct(*fields), keys, "json", "json")
+    columns = Columns(struct(*fields), keys, "json")
     with Changelog.open(root, partitions=3, columns=columns, config=BY_HAND) as log:
         for key, value in pairs:
             log.append({"key": [key], "value": [value]})
     return root
 
 
+ONE, TWO = (b"\x80" + b"\0" * 6 + bytes([n]) for n in (1, 2))
 PAIR = struct(field("a", "long"), field("b", "string"))
 
-#: Type of the key, its JSON, the key of `to_dict`, and other ways to name it in `keys=`.
+#: Type of the key, its bytes, the key of `to_dict`, and other ways to name it in `keys=`.
 NESTED: list[tuple[Any, bytes, Any, list[Any]]] = [
-    (PAIR, b'{"k":{"a":1,"b":"x"}}', (1, "x"), [{"a": 1, "b": "x"}, {"k": {"a": 1, "b": "x"}}]),
-    (PAIR, b'{"k":{"a":1}}', (1, None), [{"a": 1}]),
-    (struct(field("k", "long")), b'{"k":{"k":1}}', (1,), [{"k": {"k": 1}}, {"k": (1,)}]),
-    (array_of("long"), b'{"k":[1,2]}', (1, 2), [[1, 2]]),
-    (array_of(PAIR), b'{"k":[{"a":1,"b":"x"}]}', ((1, "x"),), [[{"a": 1, "b": "x"}]]),
-    (struct(field("a", array_of("long"))), b'{"k":{"a":[1,2]}}', ((1, 2),), [{"a": [1, 2]}]),
+    (PAIR, b"\2" + ONE + b"\2x\0", (1, "x"), [{"a": 1, "b": "x"}, {"k": {"a": 1, "b": "x"}}]),
+    (PAIR, b"\2" + ONE + b"\1", (1, None), [{"a": 1}]),
+    (struct(field("k", "long")), b"\2" + ONE, (1,), [{"k": {"k": 1}}, {"k": (1,)}]),
+    (array_of("long"), b"\2" + ONE + b"\2" + TWO + b"\0", (1, 2), [[1, 2]]),
+    (array_of(PAIR), b"\2\2" + ONE + b"\2x\0\0", ((1, "x"),), [[{"a": 1, "b": "x"}]]),
+    (struct(field("a", array_of("long"))), b"\2\2" + ONE + b"\2" + TWO + b"\0", ((1, 2),), [{"a": [1, 2]}]),
 ]
 
 
-@pytest.mark.parametrize(("kind", "text", "key", "others"), NESTED)
+@pytest.mark.parametrize(("kind", "data", "key", "others"), NESTED)
 def test_a_nested_key_can_be_looked_up_by_what_to_dict_calls_it(
-    kind: Any, text: bytes, key: Any, others: list[Any], tmp_path: Path
+    kind: Any, data: bytes, key: Any, others: list[Any], tmp_path: Path
 ) -> None:
-    root = make(tmp_path / "log", [field("k", kind), field("v", "long")], ("k",), (text, b'{"v":1}'))
+    root = make(tmp_path / "log", [field("k", kind), field("v", "long")], ("k",), (data, b'{"v":1}'))
     assert restore(root).to_dict() == {key: {"v": 1}}
     for name in (key, *others):
         assert restore(root, keys=[name]).to_dict() == {key: {"v": 1}}
@@ -61,15 +62,15 @@ def test_a_nested_key_can_be_looked_up_by_what_to_dict_calls_it(
 
 def test_nested_parts_of_a_key_of_several_columns(tmp_path: Path) -> None:
     fields = [field("k", PAIR), field("n", "long"), field("v", "long")]
-    root = make(tmp_path / "log", fields, ("k", "n"), (b'{"k":{"a":1,"b":"x"},"n":7}', b'{"v":1}'))
-    assert restore(root).to_dict() == {((1, "x"), 7): {"v": 1}}
-    assert restore(root, keys=[((1, "x"), 7)]).to_dict() == restore(root).to_dict()
+    root = make(tmp_path / "log", fields, ("k", "n"), (b"\2" + ONE + b"\2x\0" + TWO, b'{"v":1}'))
+    assert restore(root).to_dict() == {((1, "x"), 2): {"v": 1}}
+    assert restore(root, keys=[((1, "x"), 2)]).to_dict() == restore(root).to_dict()
 
 
 @pytest.mark.parametrize("kind", ["boolean", "long"])
 def test_changes_of_a_column_named_as_the_mark_of_deletes_are_no_table(kind: str, tmp_path: Path) -> None:
     value = b'{"_deleted":true}' if kind == "boolean" else b'{"_deleted":1}'
-    pairs = [(b'{"k":1}', value), (b'{"k":2}', value), (b'{"k":2}', None)]
+    pairs = [(ONE, value), (TWO, value), (TWO, None)]
     root = make(tmp_path / "log", [field("k", "long"), field("_deleted", kind)], ("k",), *pairs)
     kept = {"_deleted": kind == "boolean" or 1}
     assert restore(root).to_dict() == {1: kept}

@@ -62,7 +62,9 @@ def test_the_page_has_a_vector_for_every_type() -> None:
     assert len(VECTORS) >= 40
     text = " ".join(types for types, _, _ in VECTORS)
     for kind in ATOMIC:
-        name = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}.get(kind.json, kind.json)
+        name = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}.get(
+            kind.json, kind.json
+        )
         assert name.partition("(")[0] in text
 
 
@@ -123,7 +125,9 @@ def test_slices_and_chunks_of_any_offset_give_the_same(data: st.DataObject) -> N
     part = encode([column.slice(start, count) for column in columns_of(kinds, rows)])
     assert part.equals(keys.slice(start, count))
     whole = decode(keys, schema_of(kinds)).slice(start, count)
-    assert ordered(decode(keys.slice(start, count), schema_of(kinds)).to_pylist()) == ordered(whole.to_pylist())
+    assert ordered(decode(keys.slice(start, count), schema_of(kinds)).to_pylist()) == ordered(
+        whole.to_pylist()
+    )
 
 
 @given(st.data())
@@ -203,7 +207,9 @@ def test_only_the_bytes_that_encode_gives_are_read(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(0, 2))):
         place = data.draw(st.integers(0, len(key)))
         length = data.draw(st.integers(0, 2))
-        key[place : place + length] = data.draw(st.binary(max_size=2) | st.sampled_from([b"\0", b"\1", b"\2", b"\xff"]))
+        key[place : place + length] = data.draw(
+            st.binary(max_size=2) | st.sampled_from([b"\0", b"\1", b"\2", b"\xff"])
+        )
     keys = pa.array([bytes(key)], pa.binary())
     if first_misfit(keys, schema) is None:
         assert encode([column.combine_chunks() for column in decode(keys, schema).columns]).equals(keys)
@@ -301,7 +307,10 @@ def test_a_null_column_and_a_type_that_is_no_key_are_refused() -> None:
     with pytest.raises(BadRecord, match="key column 1") as refused:
         encode([pa.array([1, 2]), pa.array([1, None])])
     assert refused.value.found == "1 nulls of 2"
-    for column in (pa.array([(1, 2)]).cast(pa.list_(pa.uint8())), pa.array([[("a", 1)]], pa.map_("string", "int8"))):
+    for column in (
+        pa.array([(1, 2)]).cast(pa.list_(pa.uint8())),
+        pa.array([[("a", 1)]], pa.map_("string", "int8")),
+    ):
         with pytest.raises(BadRecord, match="not supported"):
             encode([column])
 
@@ -311,7 +320,9 @@ def test_a_null_struct_hides_what_its_fields_hold() -> None:
     hidden = pa.StructArray.from_arrays(fields, ["x"], mask=pa.array([False, True]))
     outer = pa.StructArray.from_arrays([hidden], ["s"])
     assert encode([outer]).to_pylist() == [b"\2\2\x80\0\0\1", b"\1"]
-    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), pa.array([7, 8], pa.int8()), mask=pa.array([True, False]))
+    lists = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2]), pa.array([7, 8], pa.int8()), mask=pa.array([True, False])
+    )
     outer = pa.StructArray.from_arrays([lists], ["s"])
     assert encode([outer]).to_pylist() == [b"\1", b"\2\2\x88\0"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import BadRecord, SchemaMismatch
 from keyfold.statestore.schema.columns import Columns
 from support.changelogs import BY_HAND
-from support.typed_golden import GOLDEN, NOT_FINITE, Golden
+from support.key_kinds import KINDS
 
 SECRET = b"hunter2"
 
@@ -28,20 +27,21 @@ def field(name: str, kind: Any) -> dict[str, Any]:
 
 JSON = Columns(
     {"type": "struct", "fields": [field("k", "long"), field("v", "double"), field("t", "timestamp")]},
-    ("k",), "json", "json",
+    ("k",), "json",
 )  # fmt: skip
-RAW_TEXT = Columns(
-    {"type": "struct", "fields": [field("k", "string"), field("v", "string")]}, ("k",), "raw", "raw"
-)
+RAW_TEXT = Columns({"type": "struct", "fields": [field("k", "string"), field("v", "string")]}, ("k",), "raw")
 TWO_KEYS = Columns(
     {"type": "struct", "fields": [field("a", "long"), field("b", "string"), field("v", "long")]},
-    ("a", "b"), "json", "json",
+    ("a", "b"), "json",
 )  # fmt: skip
 
+#: Keys of `JSON`.
+SEVEN, EIGHT = (b"\x80" + b"\0" * 6 + bytes([n]) for n in (7, 8))
+
 GOOD = {
-    "json": (JSON, b'{"k":7}', b'{"v":1.5,"t":"2013-01-31T10:00:00.000000Z"}'),
+    "json": (JSON, SEVEN, b'{"v":1.5,"t":"2013-01-31T10:00:00.000000Z"}'),
     "raw": (RAW_TEXT, "é".encode(), b""),
-    "two keys": (TWO_KEYS, b'{"a":1,"b":"x"}', b'{"v":1}'),
+    "two keys": (TWO_KEYS, SEVEN + b"x", b'{"v":1}'),
 }
 
 
@@ -61,39 +61,26 @@ def test_records_of_the_columns_and_deletes_are_taken(name: str, tmp_path: Path)
 
 #: Which columns, key, value, and what the position of the error says besides the row.
 BAD: list[tuple[str, bytes, bytes | None, str]] = [
-    ("json", SECRET, b"{}", "key"),
-    ("json", b"", b"{}", "key"),
-    ("json", b'{"k":"hunter2"}', b"{}", "key, column 'k'"),
-    ("json", b'{"k":1.5}', b"{}", "key, column 'k'"),
-    ("json", b'{"k":1}{"k":2}', b"{}", "key"),
-    ("json", b'{"k":1},{"k":2}', b"{}", "key"),
-    ("json", b'{"hunter2":1}', b"{}", "key"),
-    ("json", b'{"k":1,"v":1}', b"{}", "key"),
-    ("json", b"{}", b"{}", "key, column 'k'"),
-    ("json", b'{"k":null}', b"{}", "key, column 'k'"),
-    ("json", b'{"k":1}', b"", "value"),
-    ("json", b'{"k":1}', SECRET, "value"),
-    ("json", b'{"k":1}', b"null", "value"),
-    ("json", b'{"k":1}', b"[1]", "value"),
-    ("json", b'{"k":1}', b'{"v":"hunter2"}', "value, column 'v'"),
-    ("json", b'{"k":1}', b'{"v":1e400}', "value"),
-    ("json", b'{"k":1}', b'{"v":1,"t":7}', "value, column 't'"),
-    ("json", b'{"k":1}', b'{"v":1,"t":"hunter2"}', "value, column 't'"),
-    ("json", b'{"k":1}', b'{"v":1,"hunter2":1}', "value"),
-    ("json", b'{"k":1}', b'{"v":1', "value"),
-    ("json", b'{"k":1}', b'{"v":1}\n{"v":2}', "value"),
-    ("json", b'{"k":1}', b'{"v":1}\xff', "value"),
+    ("json", b"", b"{}", "key, column 'k'"),
+    ("json", SEVEN[1:], b"{}", "key, column 'k'"),
+    ("json", SEVEN + b"\0", b"{}", "key, column 'k'"),
+    ("json", SECRET + SEVEN, b"{}", "key, column 'k'"),
+    ("json", SEVEN, b"", "value"),
+    ("json", SEVEN, SECRET, "value"),
+    ("json", SEVEN, b"null", "value"),
+    ("json", SEVEN, b"[1]", "value"),
+    ("json", SEVEN, b'{"v":"hunter2"}', "value, column 'v'"),
+    ("json", SEVEN, b'{"v":1e400}', "value"),
+    ("json", SEVEN, b'{"v":1,"t":7}', "value, column 't'"),
+    ("json", SEVEN, b'{"v":1,"t":"hunter2"}', "value, column 't'"),
+    ("json", SEVEN, b'{"v":1,"hunter2":1}', "value"),
+    ("json", SEVEN, b'{"v":1', "value"),
+    ("json", SEVEN, b'{"v":1}\n{"v":2}', "value"),
+    ("json", SEVEN, b'{"v":1}\xff', "value"),
     ("raw", b"\xff", b"", "key, column 'k'"),
     ("raw", b"a", b"\xff\xfe", "value, column 'v'"),
-    ("json", b'{"k": 1}', b"{}", "key"),
-    ("json", b' {"k":1}', b"{}", "key"),
-    ("json", b'{"k":-0}', b"{}", "key"),
-    ("two keys", b'{"b":"x","a":1}', b"{}", "key"),
-    ("two keys", b'{"a":1,"b":"\\u0041"}', b"{}", "key"),
-    ("two keys", b'{"a":1,"b":"\\/"}', b"{}", "key"),
-    ("two keys", b'{"a":1,"b":"\\u000a"}', b"{}", "key"),
-    ("two keys", b'{"a":1}', b"{}", "key, column 'b'"),
-    ("two keys", b'{"a":1,"b":null}', b"{}", "key, column 'b'"),
+    ("two keys", SEVEN[1:], b"{}", "key, column 'a'"),
+    ("two keys", SEVEN + b"\xff", b"{}", "key, column 'b'"),
 ]
 
 
@@ -136,11 +123,11 @@ def test_a_transaction_commits_only_records_of_the_columns(tmp_path: Path) -> No
     with Changelog.open(tmp_path / "log", columns=JSON, config=BY_HAND) as log:
         with pytest.raises(BadRecord):
             with log.transaction(app_id="a", batch_id=0) as store:
-                store.put(b'{"k":1}', SECRET)
+                store.put(SEVEN, SECRET)
         assert log.end_offsets() == {0: 0}
         with log.transaction(app_id="a", batch_id=0) as store:
-            store.put(b'{"k":1}', b"{}")
-    assert restore(tmp_path / "log").to_dict() == {1: {"v": None, "t": None}}
+            store.put(SEVEN, b"{}")
+    assert restore(tmp_path / "log").to_dict() == {7: {"v": None, "t": None}}
 
 
 @settings(deadline=None, max_examples=150)
@@ -150,62 +137,16 @@ def test_the_first_bad_record_is_found_wherever_it_is(rows: list[tuple[bool, int
     values = [b'{"v":1}' if good else bad[which] for good, which in rows]
     # A space before the brace says that floats are text, and is a form of its own.
     first = next((i for i, value in enumerate(values) if value not in (b'{"v":1}', b" {}")), None)
-    found = JSON.misfit(pa.array([b'{"k":1}'] * len(values)), pa.array(values, pa.binary()))
+    found = JSON.misfit(pa.array([SEVEN] * len(values)), pa.array(values, pa.binary()))
     assert (None if found is None else found.row) == first
-
-
-KEYS = [g for g in (*GOLDEN, *NOT_FINITE) if g.key_text is not None]
-
-
-@pytest.mark.parametrize("golden", KEYS, ids=lambda g: f"{g.key_text[:30]}")
-def test_a_key_as_spark_writes_it_fits_and_with_a_space_in_it_does_not(golden: Golden) -> None:
-    of = Columns(
-        {"type": "struct", "fields": [field("n", "long"), field("k", golden.kind)]},
-        ("n", "k"),
-        "json",
-        "json",
-    )
-    right = f'{{"n":7,"k":{golden.key_text}}}'.encode()
-    wrong = f'{{"n":7, "k":{golden.key_text}}}'.encode()
-    values = pa.array([b"{}"] * 3, pa.binary())
-    assert of.misfit(pa.array([right] * 3, pa.binary()), values) is None
-    found = of.misfit(pa.array([right, right, wrong], pa.binary()), values)
-    assert found is not None
-    assert (found.row, found.part) == (2, "key")
-
-
-PLAIN: list[tuple[Any, st.SearchStrategy[Any]]] = [
-    ("long", st.integers(-(2**63), 2**63 - 1)),
-    ("string", st.text(st.characters(exclude_categories=["Cs"]))),
-    ("double", st.floats()),
-    ("float", st.floats(width=32)),
-    ("decimal(18,6)", st.decimals(-(10**11), 10**11, allow_nan=False, places=6)),
-    ("decimal(10,0)", st.integers(-(10**9), 10**9)),
-    ("boolean", st.booleans()),
-    ("binary", st.binary()),
-    ("date", st.dates()),
-    ("timestamp_ntz", st.datetimes()),
-    ("timestamp", st.datetimes(timezones=st.just(datetime.timezone.utc))),
-]
-NESTED: list[tuple[Any, st.SearchStrategy[Any]]] = [
-    *PLAIN,
-    (
-        {"type": "array", "elementType": "string", "containsNull": True},
-        st.lists(st.none() | st.text('ab"\n')),
-    ),
-    (
-        {"type": "struct", "fields": [field("x", "long"), field("y", "double")]},
-        st.fixed_dictionaries({"x": st.none() | st.integers(0, 9), "y": st.none() | st.floats()}),
-    ),
-]
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_every_key_that_encode_key_gives_fits(data: st.DataObject) -> None:
-    kind, values = data.draw(st.sampled_from(NESTED))
-    of = Columns({"type": "struct", "fields": [field("k", kind)]}, ("k",), "json", "json")
-    keys = [of.encode_key({"k": data.draw(values)}) for _ in range(3)]
+    kind = data.draw(KINDS)
+    of = Columns({"type": "struct", "fields": [field("k", kind.json)]}, ("k",), "json")
+    keys = [of.encode_key({"k": data.draw(kind.values)}) for _ in range(3)]
     assert of.misfit(pa.array(keys, pa.binary()), pa.array([b"{}"] * 3, pa.binary())) is None
 
 
@@ -232,7 +173,7 @@ def test_verify_names_partition_and_offset_of_records_that_are_not_of_the_column
     closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "log"
-    rows = table(*((b'{"k":%d}' % n, SECRET if n % 7 == 3 else b'{"v":1}') for n in range(40)))
+    rows = table(*((JSON.encode_key(n), SECRET if n % 7 == 3 else b'{"v":1}') for n in range(40)))
     with monkeypatch.context() as patched:
         patched.setattr(Columns, "misfit", lambda *_: None)
         if closed:
@@ -255,7 +196,7 @@ def test_a_block_of_other_records_is_told_in_a_few_lines(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Columns, "misfit", lambda *_: None)
-        rows = table(*((b'{"k":%d}' % n, SECRET) for n in range(5_000)))
+        rows = table(*((JSON.encode_key(n), SECRET) for n in range(5_000)))
         assert len(_spoiled(tmp_path / "log", 1, rows)) == 5_000
     found = verify(tmp_path / "log").damages
     assert [d.position.partition(", ")[2] for d in found] == [

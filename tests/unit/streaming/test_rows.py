@@ -200,7 +200,7 @@ def test_names_that_the_changes_need_are_refused(path: Path) -> None:
     fields: list[dict[str, object]] = [
         {"name": name, "type": "string", "nullable": True, "metadata": {}} for name in ("k", "_OFFSET", "v")
     ]
-    columns = Columns({"type": "struct", "fields": fields}, ("k",), "raw", "json")
+    columns = Columns({"type": "struct", "fields": fields}, ("k",), "json")
     Changelog.open(path, columns=columns, config=QUIET).close()
     with pytest.raises(ConfigError, match=r"_OFFSET(.|\n)*\"log\""):
         read_batch(path, mode="changes")
@@ -253,7 +253,7 @@ def test_arrow_types_are_those_of_spark() -> None:
 
 
 def test_a_typed_schema_comes_back_nullable_and_otherwise_the_same() -> None:
-    columns = Columns(NESTED.jsonValue(), ("integer",), "json", "json")
+    columns = Columns(NESTED.jsonValue(), ("integer",), "json")
     schema = Rows("state", columns, "t", False).schema(Path("t"))
     assert [(f.name, f.dataType) for f in schema] == [(f.name, f.dataType) for f in NESTED]
     assert all(f.nullable for f in schema)
@@ -264,7 +264,7 @@ def test_a_column_that_is_added_later_does_not_change_a_dataframe(typed: Path) -
     schema = source.schema()
     added = {"name": "new", "type": "long", "nullable": True, "metadata": {}}
     fields: dict[str, Any] = {"type": "struct", "fields": [*TYPED.schema_json["fields"], added]}
-    wider = Columns(fields, TYPED.keys, TYPED.key_format, TYPED.value_format)
+    wider = Columns(fields, TYPED.keys, TYPED.value_format)
     with Changelog.open(typed, config=QUIET) as log:
         log.engine.set_columns(wider)
     reader = source.reader(schema)
