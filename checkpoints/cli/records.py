@@ -100,7 +100,9 @@ def _typed_contents(columns: Columns, keys: pa.Array, values: pa.Array) -> list[
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A value of a typed column in JSON: decimals and times as text, binary as base64."""
+    """A value of a typed column in JSON: decimals and times as text, intervals as seconds in text, binary as
+    base64.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -109,8 +111,10 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
         return str(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if isinstance(value, datetime.date):
+    if isinstance(value, datetime.date | datetime.time):
         return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, datetime.timedelta):
+        return str(decimal.Decimal(value // datetime.timedelta(microseconds=1)).scaleb(-6))
     if pa.types.is_map(kind):
         return [{"key": _plain(k, kind.key_type), "value": _plain(v, kind.item_type)} for k, v in value]
     if pa.types.is_struct(kind):
@@ -190,7 +194,8 @@ def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
     """Print the last value of a key. The exit code is 1 if the key has no value.
 
     KEY is text. For typed columns give one KEY per key column, in the order that stats shows. Write numbers,
-    true, false, dates and times (ISO 8601) directly, and arrays and structs as JSON.
+    true, false, dates and times (ISO 8601) directly, intervals in seconds, and arrays and structs in JSON, as
+    dump shows them.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         data = _key(log.columns, key, hexadecimal)
@@ -232,26 +237,45 @@ def _part(text: str, kind: pa.DataType, name: str, hexadecimal: bool) -> Any:
                 if hexadecimal
                 else text.encode(errors="surrogateescape")
             )
-        if pa.types.is_date(kind):
-            return datetime.date.fromisoformat(text)
-        if pa.types.is_timestamp(kind):
-            moment = time_from(text)
-            if moment is None:
-                raise ValueError
-            return moment if kind.tz else moment.replace(tzinfo=None)
-        if pa.types.is_decimal(kind):
-            return decimal.Decimal(text)
-        if pa.types.is_integer(kind):
-            return int(text)
-        if pa.types.is_floating(kind):
-            return float(text)
-        return json.loads(text)
+        if pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+            return _of_json(json.loads(text), kind)
+        return _scalar(text, kind)
     except (ValueError, decimal.InvalidOperation):
         raise ConfigError(
             "A part of the key does not have its column's type.", position=f"column {name!r}",
             expected="hexadecimal digits" if pa.types.is_binary(kind) else kind,
             found=f"{len(text)} characters", remedy="see `keyfold get --help` for the form of a key",
         ) from None  # fmt: skip
+
+
+def _scalar(text: str, kind: pa.DataType) -> Any:
+    """Raises `ValueError` or `InvalidOperation`."""
+    if pa.types.is_date(kind):
+        return datetime.date.fromisoformat(text)
+    if pa.types.is_timestamp(kind):
+        moment = time_from(text)
+        if moment is None:
+            raise ValueError
+        return moment if kind.tz else moment.replace(tzinfo=None)
+    if pa.types.is_time(kind):
+        return datetime.time.fromisoformat(text)
+    if pa.types.is_duration(kind):
+        return datetime.timedelta(microseconds=int(decimal.Decimal(text).scaleb(6)))
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal(text)
+    return int(text) if pa.types.is_integer(kind) else float(text)
+
+
+def _of_json(value: Any, kind: pa.DataType) -> Any:
+    """The inverse of `_plain`. What does not fit is left for `encode_key` to refuse."""
+    if pa.types.is_list(kind) and isinstance(value, list):
+        return [_of_json(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        kinds = {field.name: field.type for field in kind}
+        return {name: _of_json(item, kinds.get(name, pa.null())) for name, item in value.items()}
+    if not isinstance(value, str) or pa.types.is_string(kind) or pa.types.is_null(kind):
+        return value
+    return base64.b64decode(value, validate=True) if pa.types.is_binary(kind) else _scalar(value, kind)
 
 
 # -- tail ----------------------------------------------------------------------------------------------------

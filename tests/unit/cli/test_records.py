@@ -16,12 +16,16 @@ import psutil
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keyfold import Changelog
 from keyfold.checkpoints.cleaner.retention import apply_retention
+from keyfold.checkpoints.cli import records
 from keyfold.checkpoints.cli.group import cli
 from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.segment.block import HEADERS_TYPE
+from support import key_kinds
 from support.changelogs import BY_HAND, KEYFOLD, Living, rows
 
 BYTES = b"\xff\x00"
@@ -278,6 +282,17 @@ def test_a_part_of_a_key_is_read_as_its_columns_type(
         log.append(pa.table({"key": [columns.encode_key(value)], "value": [b'{"v":1}']}))
     done = run("get", tmp_path / "log", "--", text)
     assert json.loads(done.output) == {"v": 1}
+
+
+@given(st.data())
+def test_get_takes_every_key_as_dump_shows_it(data: st.DataObject) -> None:
+    kind = data.draw(key_kinds.KINDS.filter(lambda kind: kind.json != "binary"))  # which is shown in base64
+    columns = columns_of({"k": kind.json, "v": "long"}, "k")
+    key = columns.encode_key({"k": data.draw(kind.values)})
+    batch = pa.record_batch([pa.array([key]), pa.array([b"{}"])], names=["key", "value"])
+    shown = records.contents(batch, columns)[0]["key"]["k"]
+    text = shown if isinstance(shown, str) else json.dumps(shown)
+    assert records._key(columns, (text,), False) == key
 
 
 def test_a_binary_key_column_can_be_written_in_hexadecimal_digits(tmp_path: Path) -> None:

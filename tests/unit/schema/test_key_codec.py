@@ -173,6 +173,16 @@ def test_every_integer_of_time_is_kept() -> None:
         assert decode(keys, pa.schema([pa.field("t", kind)]))["t"].combine_chunks().equals(column)
 
 
+def test_there_is_one_zero_and_one_nan() -> None:
+    for bits, floats in ((64, np.float64), (32, np.float32)):
+        sign, exponent = 1 << (bits - 1), 0x7FF << 52 if bits == 64 else 0xFF << 23
+        nans = [exponent | 1, exponent | (1 << (22 if bits == 32 else 51)), exponent | 12345, (sign - 1)]
+        words = np.array([*nans, *(sign | nan for nan in nans)], f"u{bits // 8}")
+        assert len(set(encode([pa.array(words.view(floats))]).to_pylist())) == 1
+        zeros = encode([pa.array(np.array([0.0, -0.0], floats))]).to_pylist()
+        assert zeros[0] == zeros[1]
+
+
 def test_strings_of_any_layout_and_any_time_zone_are_the_same_keys() -> None:
     text, moment = ["a\0", "", "é\1"], [dt.datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
     for last in (False, True):
@@ -230,6 +240,8 @@ BAD: list[tuple[str, str, str, str]] = [
     ("decimal(5,2)", "7F FF FF FF FF FE 79 60", "k0", "at most 5 digits"),
     ("decimal(38,0)", "FF" * 16, "k0", "at most 38 digits"),
     ("decimal(38,0)", "00" * 16, "k0", "at most 38 digits"),
+    ("decimal(38,0)", "CB3B4CA85A86C47A098A224000000000", "k0", "at most 38 digits"),
+    ("decimal(38,0)", "34C4B357A5793B85F675DDC000000000", "k0", "at most 38 digits"),
     ("time(6)", "80 00 4E 94 91 4F 00 00", "k0", "within one day"),
     ("time(6)", "7F FF FF FF FF FF FF FF", "k0", "within one day"),
     ("string", "61 FF", "k0", "valid UTF-8"),
