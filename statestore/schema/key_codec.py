@@ -125,7 +125,8 @@ def _number(column: pa.Array) -> Numbers:
 
 def _float(column: pa.Array) -> Numbers:
     width = column.type.bit_width // 8
-    numbers = _raw(column, f"f{width}") + 0.0  # adding zero removes the sign of a negative zero
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        numbers = _raw(column, f"f{width}") + 0.0  # adding zero removes the sign of a negative zero
     bits = numbers.view(f"u{width}")
     bits[np.isnan(numbers)] = NANS[width]
     negative = (bits.view(f"i{width}") >> (8 * width - 1)).view(f"u{width}")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from keyfold import Changelog, restore
+from support.encodings import encoded
 from support.source import QUIET, TYPED, clean, leases, log_rows, table
 
 pytest.importorskip("pyspark")
@@ -76,7 +77,7 @@ def test_typed_columns_come_back_with_their_types_and_values(
         "word string, n long, price decimal(9,2), tags array<string>, seen timestamp",
     )
     encoding = RowEncoding(written.schema, "word")
-    records = encoding.select(written).select("key", "value").toArrow()
+    records = encoded(encoding, written)
     with Changelog.open(path, columns=encoding.columns, config=QUIET) as log:
         log.append(records)
         log.append(table(("c", None), ("d", '{"n":0}'), ("d", None)))

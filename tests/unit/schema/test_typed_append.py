@@ -150,6 +150,23 @@ def test_every_key_that_encode_key_gives_fits(data: st.DataObject) -> None:
     assert of.misfit(pa.array(keys, pa.binary()), pa.array([b"{}"] * 3, pa.binary())) is None
 
 
+def test_a_directory_whose_keys_have_another_encoding_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be misread: its partitions and its lookups are those of other bytes."""
+    root = tmp_path / "log"
+    kept = JSON.to_json()
+    del kept["key_encoding"]
+    with monkeypatch.context() as older:
+        older.setattr(Columns, "to_json", lambda _: {**kept, "key_format": "json"})
+        Changelog.open(root, columns=JSON, config=BY_HAND).close()
+    for read in (Changelog.open, restore, verify):
+        with pytest.raises(SchemaMismatch, match="cannot read the keys") as refused:
+            read(root)
+        assert refused.value.path == str(root / "changelog.json")
+        assert refused.value.position == '"key_encoding" in "schema"'
+
+
 # -- and what got in before ----------------------------------------------------------------------------------
 
 
