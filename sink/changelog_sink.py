@@ -175,6 +175,7 @@ class ChangelogSink(ForeachBatch):
         unordered = F.lit(False)
         for name in sequence:
             unordered = unordered | F.col(name).isNull()
+        # Spark hashes equal keys alike: both zeros, and all NaNs, also in structs.
         return (
             records.withColumn("row", F.monotonically_increasing_id())
             .repartitionById(tasks, F.pmod(F.xxhash64(*keys), F.lit(tasks)).cast("int"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,22 @@ def test_sequence_by_orders_the_changes_of_a_key(spark: SparkSession, tmp_path: 
                 assert set(table["k"].to_pylist()) <= {
                     k for k in map(str, range(50)) if sink.log.partition(k.encode()) == partition
                 }
+
+
+def test_sequence_by_orders_the_changes_of_equal_keys_however_they_are_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Both zeros are one key, and so are all NaNs: also in structs."""
+    rows = [(f, {"x": f}, "a", seq, seq) for f in (0.0, math.nan) for seq in range(40)]
+    frame = spark.createDataFrame(rows, "d double, s struct<x: double>, k string, seq int, v int")
+    negative = {"d": F.expr("if(seq % 2 = 0, d, -d)"), "s": F.expr("if(seq % 2 = 0, s, struct(-s.x as x))")}
+    shuffled = frame.withColumns(negative).repartition(4).orderBy(F.rand(7))
+    with ChangelogSink(
+        tmp_path / "log", keys=["d", "s", "k"], sequence_by="seq", column_list="v", partitions=5
+    ) as sink:
+        sink(shuffled, 0)
+    found = restore(tmp_path / "log").to_arrow()
+    assert found["v"].to_pylist() == [39, 39]
 
 
 def test_changes_that_are_equal_in_sequence_by_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
