@@ -53,9 +53,14 @@ def encoded(encoding: RowEncoding, df: DataFrame) -> pa.Table:
     """The records of a DataFrame, with the keys and values that a task gives them: the key is null where a
     part of it is, the value where the row deletes its key.
     """
+    from keyfold.sink.arrow_batches import arrow_batches
     from keyfold.sink.arrow_rows import deleted, in_order, key_columns, keys_of, values_of
 
-    records = encoding.select(df).toArrow().combine_chunks()
+    selected = encoding.select(df)
+    # Not `toArrow`: it fails for a null struct with a field that is not nullable.
+    batches = list(arrow_batches(selected))
+    records = pa.Table.from_batches(batches) if batches else selected.toArrow()
+    records = records.combine_chunks()
     names = key_columns(records.column_names)
     (batch,) = records.to_batches() or [pa.RecordBatch.from_pylist([], records.schema)]
     whole = pa.array(

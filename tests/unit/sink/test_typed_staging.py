@@ -26,14 +26,32 @@ from keyfold.statestore.files import LOCAL
 from keyfold.statestore.schema.columns import Columns
 from support import key_kinds
 from support.key_kinds import Kind, field
-from support.typed_golden import exact, map_of
+from support.typed_golden import array, exact, map_of
 
 TIMES = key_kinds.NAIVE.map(lambda time: time.replace(tzinfo=dt.timezone.utc))
 MAPS = st.dictionaries(key_kinds.TEXTS, st.none() | TIMES, max_size=3).map(lambda made: list(made.items()))
 VARIANTS = st.fixed_dictionaries({"value": st.binary(max_size=5), "metadata": st.binary(max_size=5)})
-KINDS = key_kinds.KINDS | st.sampled_from(
-    [Kind(map_of("string", "timestamp"), MAPS), Kind("variant", VARIANTS), Kind("void", st.none())]
+#: A struct whose fields are never null, but it may be.
+STRICT = {"type": "struct", "fields": [
+    field("i", "integer", False), field("t", "timestamp", False), field("s", {"type": "struct", "fields": [
+        field("b", "string", False)]}, False),
+]}  # fmt: skip
+STRICTS = st.fixed_dictionaries(
+    {"i": st.integers(0, 9), "t": TIMES, "s": st.fixed_dictionaries({"b": key_kinds.TEXTS})}
 )
+STRICT_MAPS = st.dictionaries(st.integers(0, 9), st.none() | STRICTS, max_size=3).map(
+    lambda d: list(d.items())
+)
+KINDS = key_kinds.KINDS | st.sampled_from(
+    [
+        Kind(map_of("string", "timestamp"), MAPS),
+        Kind("variant", VARIANTS),
+        Kind("void", st.none()),
+        Kind(STRICT, STRICTS),
+        Kind(array(STRICT), st.lists(st.none() | STRICTS, max_size=3)),
+        Kind(map_of("integer", STRICT), STRICT_MAPS),
+    ]
+)  # fmt: skip
 
 
 def as_spark_may_have_it(kind: pa.DataType, zone: str, large: bool) -> pa.DataType:
@@ -119,9 +137,9 @@ def test_the_log_has_every_value_exactly(
     made, expected = [], []
     for kind in kinds:
         values = data.draw(st.lists(st.none() | kind.values, min_size=count, max_size=count))
-        array = pa.array(values, kind.arrow)
-        expected.append(array.to_pylist())
-        made.append(array.cast(as_spark_may_have_it(kind.arrow, zone, large)))
+        column = pa.array(values, kind.arrow)
+        expected.append(column.to_pylist())
+        made.append(column.cast(as_spark_may_have_it(kind.arrow, zone, large)))
     columns = columns_of(*(kind.json for kind in kinds + added))
     after = columns_of(*(kind.json for kind in kinds + added + later))
     stage = Stage("", 0, 2, 5, shape_of(columns, len(kinds)))
