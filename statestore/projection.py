@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+#: Of the largest 64-bit integer.
+_DIGITS_OF_INTEGERS: Final = 20
 
 
 def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -18,14 +24,34 @@ def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
         return _as_struct(column, kind)
     if pa.types.is_map(kind) and pa.types.is_map(column.type):
-        dense = _dense(column)
-        keys, items = as_type(dense.keys, kind.key_type), as_type(dense.items, kind.item_type)
-        return _with_nulls_of(column, pa.MapArray.from_arrays(dense.offsets, keys, items, type=kind))
-    if pa.types.is_list(kind) and pa.types.is_list(column.type):
-        dense = _dense(column)
-        values = as_type(dense.values, kind.value_type)
-        return _with_nulls_of(column, pa.ListArray.from_arrays(dense.offsets, values, type=kind))
-    return column.cast(kind)
+        offsets, keys, items = _elements(_dense(column))
+        keys, items = as_type(keys, kind.key_type), as_type(items, kind.item_type)
+        return _with_nulls_of(column, pa.MapArray.from_arrays(offsets, keys, items, type=kind))
+    if pa.types.is_list(kind) and _is_list(column.type):
+        offsets, values = _elements(_dense(column))
+        values = as_type(values, kind.value_type)
+        return _with_nulls_of(column, pa.ListArray.from_arrays(offsets, values, type=kind))
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        # Arrow casts an integer only to a decimal that holds all values of its type.
+        return column.cast(pa.decimal128(_DIGITS_OF_INTEGERS, 0)).cast(kind)
+    found = column.cast(kind)
+    if pa.types.is_floating(column.type) or pa.types.is_floating(kind):
+        _check_rounding(column, found)
+    return found
+
+
+def _check_rounding(column: pa.Array, found: pa.Array) -> None:
+    """Arrow rounds a number to a decimal, and a large one to infinity. A float may be the nearest one of a
+    double, and the nearest one of a decimal if the decimal is also the nearest one of the float.
+    """
+    if pa.types.is_decimal(column.type) or pa.types.is_decimal(found.type):
+        changed = pc.not_equal(found.cast(column.type, safe=False), column)
+    elif pa.types.is_floating(column.type) and pa.types.is_floating(found.type):
+        changed = pc.and_(pc.is_inf(found), pc.is_finite(column))
+    else:
+        return
+    if pc.any(changed).as_py():
+        raise pa.ArrowInvalid("a number is rounded")
 
 
 def _as_struct(column: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
@@ -41,6 +67,23 @@ def _as_struct(column: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     ]
     mask = column.is_null() if column.null_count else None
     return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _elements(dense: pa.Array) -> tuple[pa.Array, ...]:
+    """The offsets of lists or maps of which none is null, and the elements of these lists alone: of a slice,
+    Arrow gives those of the whole array.
+    """
+    if pa.types.is_fixed_size_list(dense.type):
+        size = dense.type.list_size
+        return pa.array(np.arange(len(dense) + 1) * size, pa.int32()), dense.flatten()
+    first, last = dense.offsets[0].as_py(), dense.offsets[-1].as_py()
+    offsets = pc.subtract(dense.offsets, first).cast(pa.int32())
+    parts = (dense.keys, dense.items) if pa.types.is_map(dense.type) else (dense.values,)
+    return offsets, *(part.slice(first, last - first) for part in parts)
 
 
 def _dense(column: pa.Array) -> pa.Array:

@@ -89,7 +89,7 @@ def normalize(
         if typed and columns is not None:
             plain = pa.RecordBatch.from_arrays([_plain(c) for c in batch.columns], names)
             keys = typed_rows.keys_of(plain, columns, row)
-            values: pa.Array = typed_rows.values_of(plain, columns, row)
+            values = typed_rows.values_of(plain, columns, row)
             timestamps = pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
             arrays = [keys, values, timestamps, no_headers(batch.num_rows)]
         else:
@@ -97,13 +97,16 @@ def normalize(
             if keys.null_count:
                 position = row + int(np.flatnonzero(pc.is_null(keys).to_numpy(zero_copy_only=False))[0])
                 raise null_key(position)
-            arrays = [keys, _values(batch, columns, packed), _timestamps(batch, now_ms, row), _headers(batch)]
+            values = _values(batch, columns, packed, row)
+            if columns is not None and not packed:
+                typed_rows.check_keys(keys, columns, row)
+            arrays = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
         result.append(pa.RecordBatch.from_arrays(arrays, list(_COLUMNS)))
         row += batch.num_rows
     return result
 
 
-def _values(batch: pa.RecordBatch, columns: Columns | None, packed: bool) -> pa.Array:
+def _values(batch: pa.RecordBatch, columns: Columns | None, packed: bool, row: int) -> pa.Array:
     """The values of a table of records."""
     if columns is None:
         return _binary(batch, "value")
@@ -116,7 +119,7 @@ def _values(batch: pa.RecordBatch, columns: Columns | None, packed: bool) -> pa.
             expected=f"columns {', '.join(columns.arrow_schema().names)}", found=str(column.type),
             remedy="give a table of these columns",
         )  # fmt: skip
-    return column
+    return typed_rows.values_in(column, columns, row)
 
 
 def unplaced(records: pa.RecordBatch) -> pa.RecordBatch:

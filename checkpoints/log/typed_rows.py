@@ -64,15 +64,44 @@ def values_of(batch: pa.RecordBatch, columns: Columns, row: int) -> pa.StructArr
     """The values as structs of the value columns that the batch has. Null where the row deletes its key."""
     fields = [field for field in columns.value_type if field.name in batch.schema.names]
     arrays = [_cast(batch.column(field.name), field.name, field.type, row) for field in fields]
-    gone = _deleted(batch, row)
+    gone = _deleted(batch, columns, row)
     if not fields:
         flags = pa.nulls(batch.num_rows, pa.bool_()).fill_null(False) if gone is None else gone
         return pa.array([None if flag else {} for flag in flags.to_pylist()], pa.struct([]))
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=gone)
 
 
-def _deleted(batch: pa.RecordBatch, row: int) -> pa.Array | None:
-    if DELETED not in batch.schema.names:
+def check_keys(keys: pa.Array, columns: Columns, row: int) -> None:
+    """Raises `BadRecord` for bytes that are not a key of the changelog."""
+    misfit = columns.misfit(keys)
+    if misfit is not None:
+        raise BadRecord(
+            "A record does not match the changelog's columns.",
+            position=f"row {row + misfit.row}, {misfit.part}", expected=misfit.expected, found="other bytes",
+            remedy="give a table of these columns, from which the keys are made",
+        )  # fmt: skip
+
+
+def values_in(values: pa.StructArray, columns: Columns, row: int) -> pa.StructArray:
+    """Structs of value columns, as records have them, with the types of the changelog."""
+    names = [field.name for field in values.type]
+    unknown = [name for name in names if columns.value_type.get_field_index(name) < 0]
+    if unknown or len(set(names)) < len(names):
+        raise BadRecord(
+            "Wrong columns in the values of records.",
+            expected=", ".join(field.name for field in columns.value_type), found=", ".join(names),
+            remedy="select and rename the columns",
+        )  # fmt: skip
+    fields = [columns.value_type.field(name) for name in names]
+    if not fields:
+        return values
+    arrays = [_cast(a, f.name, f.type, row) for a, f in zip(values.flatten(), fields, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=values.is_null())
+
+
+def _deleted(batch: pa.RecordBatch, columns: Columns, row: int) -> pa.Array | None:
+    """Which rows delete their key. None if no column says so: a column of the changelog is a value."""
+    if DELETED not in batch.schema.names or DELETED in columns.arrow_schema().names:
         return None
     return _cast(batch.column(DELETED), DELETED, pa.bool_(), row).fill_null(False)
 

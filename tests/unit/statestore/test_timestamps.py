@@ -75,7 +75,7 @@ def test_rows_of_a_stream_are_held_to_the_same(times: list[int | None]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         stage = Stage(directory, 3, 1, NOW_MS)
         staged = stage.run(LOCAL, [rows.slice(0, 1), rows.slice(1)], 5, 0)
-        refused = refused_row(staged, 3)
+        refused = refused_row(staged, stage)
         if None in expected:
             assert refused is not None
             assert refused.what == "The timestamp of a record is out of range."

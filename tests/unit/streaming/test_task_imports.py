@@ -42,11 +42,11 @@ def in_a_task(folder: Path, run: object, parts: object) -> tuple[int, list[str]]
 @pytest.mark.parametrize(
     ("options", "kind", "most"),
     [
-        ({"mode": "state"}, "batch", 32),
-        ({"mode": "log"}, "batch", 20),
-        ({"mode": "changes"}, "batch", 20),
-        ({"mode": "changes"}, "stream", 20),
-        ({"mode": "state", "at": "1"}, "stream", 32),
+        ({"mode": "state"}, "batch", 33),
+        ({"mode": "log"}, "batch", 21),
+        ({"mode": "changes"}, "batch", 21),
+        ({"mode": "changes"}, "stream", 21),
+        ({"mode": "state", "at": "1"}, "stream", 33),
     ],
     ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else str(x),
 )
