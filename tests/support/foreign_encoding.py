@@ -1,4 +1,4 @@
-"""A reader of keys and rows from docs/encoding.md alone: struct and decimal, nothing of keyfold.
+"""A reader of keys and rows from docs/encoding.md alone: nothing of keyfold.
 
 One value at a time, from Spark's types as JSON. Values are those of JSON and Python's `datetime`, as Arrow's
 `to_pylist` gives them, except that a float in a key is the key's one.
@@ -12,9 +12,18 @@ import struct
 from decimal import Context, Decimal
 from typing import Any
 
+import pyarrow as pa
+
 UTC = dt.timezone.utc
 DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)$")
 INTS = {"byte": 1, "short": 2, "integer": 4, "long": 8, "date": 4, "timestamp": 8, "timestamp_ntz": 8}
+
+ARROW = {
+    "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
+    "float": pa.float32(), "double": pa.float64(), "string": pa.utf8(), "binary": pa.binary(),
+    "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+}  # fmt: skip
 
 
 class Misfit(Exception):
@@ -35,6 +44,25 @@ def _of_number(kind: str, number: int) -> Any:
     if found := DECIMAL.match(kind):
         return Decimal(number).scaleb(-int(found[2]), Context(prec=38))
     return number
+
+
+def value_type(fields: list[dict[str, Any]]) -> pa.DataType:
+    """The type of `value` in a segment with these value columns, all of which may be null."""
+    return pa.struct([pa.field(f["name"], arrow_type(f["type"])) for f in fields])
+
+
+def arrow_type(kind: Any) -> pa.DataType:
+    name = _name(kind)
+    if found := DECIMAL.match(name):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if name == "struct":
+        return pa.struct([pa.field(f["name"], arrow_type(f["type"]), f["nullable"]) for f in kind["fields"]])
+    if name == "array":
+        return pa.list_(pa.field("element", arrow_type(kind["elementType"]), kind["containsNull"]))
+    if name == "map":
+        value = pa.field("value", arrow_type(kind["valueType"]), kind["valueContainsNull"])
+        return pa.map_(pa.field("key", arrow_type(kind["keyType"]), nullable=False), value)
+    return ARROW[name.partition(" ")[0]]
 
 
 # -- keys ----------------------------------------------------------------------------------------------------
