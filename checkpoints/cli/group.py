@@ -1,6 +1,6 @@
 """The `keyfold` command: inspect, verify, compact and restore a changelog.
 
-Each group of commands is a module (`cli.inspect`, `cli.schema`, `cli.records`, …), which is loaded when one of
+Each group of commands is a module (`cli.inspect`, `cli.schema` and so on), which is loaded when one of
 its commands is called. This module turns errors into messages or JSON, and exit codes.
 """
 
