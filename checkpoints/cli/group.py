@@ -1,7 +1,7 @@
 """The `keyfold` command: inspect, verify, compact and restore a changelog.
 
-Each group of commands is a module (`cli.inspect`, `cli.records`, `cli.change`, `cli.restore`), which is
-loaded when one of its commands is called. This module turns errors into messages or JSON, and exit codes.
+Each group of commands is a module (`cli.inspect`, `cli.schema` and so on), which is loaded when one of
+its commands is called. This module turns errors into messages or JSON, and exit codes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from keyfold.statestore.errors import KeyfoldError
 #: Command → its module and its short help, in the order of the help text.
 VERBS: Final = {
     "stats": ("inspect", "Show the identity, contents and size of a changelog."),
+    "schema": ("schema", "Show the columns of a changelog, and how they changed."),
     "ls": ("inspect", "List the committed segment files."),
     "verify": ("inspect", "Verify all checksums."),
     "dump": ("records", "Print records in log order, partition by partition."),

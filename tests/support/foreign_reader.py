@@ -1,4 +1,5 @@
-"""A reader of changelogs from docs/format.md alone: json, struct, pyarrow and a CRC32C, nothing of keyfold.
+"""A reader of changelogs from docs/format.md and docs/encoding.md alone: json, struct, pyarrow and a CRC32C,
+nothing of keyfold.
 
 It is slow, holds everything in memory, and refuses what the page calls damage. If it and keyfold disagree,
 one of them is not what the page says.
@@ -18,6 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 from crc32c import crc32c
+
+from support.foreign_encoding import read_key, value_type
 
 SLOT = re.compile(rb"^([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8}) ([0-9a-f]{8})\n    $")
 INDEX = struct.Struct("<4sHHQQII")
@@ -70,9 +73,34 @@ class ForeignReader:
         fields: dict[str, Any] = json.loads(raw)
         if int(fields["crc32c"], 16) != crc32c(raw[: raw.rindex(b'"crc32c"')]):
             raise Refused("changelog.json")
-        if fields["magic"] != "keyfold changelog" or fields["version"] > 1:
+        if fields["magic"] != "keyfold changelog" or fields["version"] != 2:
             raise Refused("another version")
+        if fields["schema"] is not None and fields["schema"]["key_encoding"] != "ordered":
+            raise Refused("another encoding of keys")
         return fields
+
+    # -- typed columns ---------------------------------------------------------------------------------------
+
+    def value_columns(self) -> list[list[dict[str, Any]]]:
+        """The value columns of schema 1, 2, …; the last are the current ones. None for raw bytes."""
+        schema = self.identity["schema"]
+        if schema is None:
+            return []
+        return [
+            [f for f in columns["fields"] if f["name"] not in schema["keys"]]
+            for columns in (*schema["earlier"], schema["columns"])
+        ]
+
+    def key_types(self) -> list[Any]:
+        schema = self.identity["schema"]
+        kinds = {f["name"]: f["type"] for f in schema["columns"]["fields"]}
+        return [kinds[name] for name in schema["keys"]]
+
+    def _current(self, value: Any) -> Any:
+        """A value of any schema with the columns of the current one."""
+        if value is None or self.identity["schema"] is None:
+            return value
+        return {f["name"]: value.get(f["name"]) for f in self.value_columns()[-1]}
 
     # -- manifest --------------------------------------------------------------------------------------------
 
@@ -113,7 +141,11 @@ class ForeignReader:
             raise Refused("head")
 
     def _line_checkpoint(self, line: dict[str, Any]) -> None:
-        if line["magic"] != "keyfold journal" or line["changelog"] != self.identity["uuid"]:
+        if (
+            line["magic"] != "keyfold journal"
+            or line["version"] != 2
+            or line["changelog"] != self.identity["uuid"]
+        ):
             raise Refused("another changelog")
         self.partitions: list[dict[str, Any]] = line["partitions"]
         for p in self.partitions:
@@ -185,15 +217,16 @@ class ForeignReader:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    def records(self, partition: int) -> Iterator[tuple[int, int, bytes, bytes | None, Any]]:
+    def records(self, partition: int) -> Iterator[tuple[int, int, bytes, Any, Any]]:
         """Offset, timestamp in ms, key, value and headers of every record that is there, in order."""
         p = self.partitions[partition]
         last = p["start"] - 1
         for segment in p["segments"]:
             data = self._bytes(self.root / str(partition) / segment["file"], segment)
             with pa.ipc.open_stream(data) as stream:
-                if stream.schema.metadata != {b"keyfold.magic": b"segment", b"keyfold.version": b"1"}:
+                if stream.schema.metadata != {b"keyfold.magic": b"segment", b"keyfold.version": b"2"}:
                     raise Refused("not a segment")
+                self._check_values(stream.schema.field("value").type)
                 for batch in stream:
                     for row in batch.set_column(
                         1, "ms", batch.column("timestamp").cast(pa.int64())
@@ -201,7 +234,12 @@ class ForeignReader:
                         if not (max(last + 1, segment["base"]) <= row["offset"] < segment["next"]):
                             raise Refused("offsets")
                         last = row["offset"]
-                        yield last, row["ms"], row["key"], row["value"], row["headers"]
+                        yield last, row["ms"], row["key"], self._current(row["value"]), row["headers"]
+
+    def _check_values(self, kind: pa.DataType) -> None:
+        schemas = [value_type(columns) for columns in self.value_columns()] or [pa.binary()]
+        if kind not in schemas:
+            raise Refused("columns")
 
     def _bytes(self, path: Path, segment: dict[str, Any]) -> bytes:
         data = path.read_bytes()
@@ -214,7 +252,7 @@ class ForeignReader:
         if crc32c(index) != segment["index_crc"] or data[size : size + 8] != END:
             raise Refused(path.name)
         magic, version, _, total, blocks, header, header_crc = INDEX.unpack_from(index)
-        if (magic, version, total) != (b"KFIX", 1, size) or crc32c(data[:header]) != header_crc:
+        if (magic, version, total) != (b"KFIX", 2, size) or crc32c(data[:header]) != header_crc:
             raise Refused(path.name)
         position = header
         for i in range(blocks):
@@ -228,9 +266,9 @@ class ForeignReader:
 
     # -- the state -------------------------------------------------------------------------------------------
 
-    def state(self, ends: list[int] | None = None) -> dict[bytes, bytes]:
+    def state(self, ends: list[int] | None = None) -> dict[bytes, Any]:
         """The last value of every key as of these end offsets, by default of now."""
-        found: dict[bytes, bytes] = {}
+        found: dict[bytes, Any] = {}
         for number, p in enumerate(self.partitions):
             end = p["end"] if ends is None else ends[number]
             gone = end < p["start"] or (p["start"] < end < p["clean_end"] and end not in p["splits"])
@@ -244,3 +282,7 @@ class ForeignReader:
                 else:
                     found[key] = value
         return found
+
+    def typed_state(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """The same with typed columns: keys by the values of the key columns."""
+        return {tuple(read_key(key, self.key_types())): value for key, value in self.state().items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -121,15 +120,29 @@ def columns_of(kinds: list[Kind], rows: list[tuple[Any, ...]]) -> list[pa.Array]
 
 def parsed_types(text: str) -> list[Any]:
     """Types in SQL, separated by commas, as Spark's JSON."""
-    parts = re.split(r",\s*(?![^<(]*[>)])", text)
-    return [_parsed_type(part.strip()) for part in parts]
+    return [_parsed_type(part) for part in _split(text)]
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "<(") - (c in ">)")
+        if c == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [part.strip() for part in parts]
 
 
 def _parsed_type(text: str) -> Any:
     if text.startswith("array<"):
         return {"type": "array", "elementType": _parsed_type(text[6:-1]), "containsNull": True}
+    if text.startswith("map<"):
+        key, value = parsed_types(text[4:-1])
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
     if text.startswith("struct<"):
-        members = (member.split(":") for member in re.split(r",\s*", text[7:-1]))
+        members = (member.split(":", 1) for member in _split(text[7:-1]))
         return {"type": "struct", "fields": [field(n.strip(), _parsed_type(t.strip())) for n, t in members]}
     return SQL_NAMES.get(text, text)
 
@@ -138,6 +151,8 @@ def parsed_value(value: Any, kind: pa.DataType) -> Any:
     """What the JSON of a test vector stands for."""
     if value is None or isinstance(value, bool):
         return value
+    if pa.types.is_map(kind):
+        return [(parsed_value(k, kind.key_type), parsed_value(v, kind.item_type)) for k, v in value]
     if pa.types.is_list(kind):
         return [parsed_value(item, kind.value_type) for item in value]
     if pa.types.is_struct(kind):

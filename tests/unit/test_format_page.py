@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from keyfold.checkpoints.cleaner.retention import apply_retention
 from keyfold.checkpoints.log import writer
 from keyfold.statestore.errors import CompactedAway
 from keyfold.statestore.schema.columns import Columns
+from support import golden
 from support.changelogs import Clock, make_closed, make_crashed
 from support.foreign_reader import ForeignReader, Refused
 
@@ -57,13 +60,50 @@ def check_same(path: Path) -> None:
         foreign.close()
 
 
-def of_keyfold(path: Path, at: int | str | None) -> dict[bytes, bytes]:
+def of_keyfold(path: Path, at: int | str | None) -> dict[bytes, Any]:
     return {r["key"]: r["value"] for b in restore(path, at=at).batches() for r in b.to_pylist()}
 
 
 @pytest.mark.parametrize("name", WHOLE, ids=str)
 def test_it_reads_every_directory_that_was_kept(tmp_path: Path, name: Path) -> None:
     check_same(Path(shutil.copytree(GOLDEN / name, tmp_path / "log")))
+
+
+def test_it_reads_typed_columns_of_two_schemas(tmp_path: Path) -> None:
+    foreign = ForeignReader(Path(shutil.copytree(GOLDEN / "v2-typed", tmp_path / "log")))
+    values = {
+        key: {**dict(zip(golden.KEYS, key, strict=True)), **value}
+        for key, value in foreign.typed_state().items()
+    }
+    foreign.close()
+    assert values == golden.TYPED_STATE
+    assert len(foreign.value_columns()) == 2
+
+
+def test_it_reads_a_typed_changelog_of_random_tables_and_schemas(tmp_path: Path) -> None:
+    draw, (first, second) = random.Random(1), golden.columns()
+    names = draw.choices(["", "a", "é", "a\0b"], k=60)
+    with Changelog.open(tmp_path / "log", columns=first, partitions=2, config=golden.BY_HAND) as log:
+        for n, name in enumerate(names):
+            if n == 30:
+                log.engine.set_columns(second)
+            row = {
+                **golden.A,
+                "user": name,
+                "day": dt.date(2013, 1, draw.randrange(1, 4)),
+                "count": n,
+            }
+            for column in draw.sample(sorted(set(row) - set(golden.KEYS)), draw.randrange(10)):
+                del row[column]
+            table = pa.Table.from_pylist([row], schema=log.columns.arrow_schema() if log.columns else None)
+            log.append(table.append_column("_deleted", pa.array([draw.random() < 0.2])))
+            if n % 13 == 0:
+                log.compact()
+                check_same(log.path)
+        check_same(log.path)
+        log.snapshot(tmp_path / "snapshot")
+    check_same(tmp_path / "log")
+    check_same(tmp_path / "snapshot")
 
 
 @pytest.mark.parametrize("name", DAMAGED, ids=str)
@@ -159,7 +199,7 @@ def test_its_mark_keeps_the_files_of_its_view(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["changelog.json", "manifest/1.journal", "0/*.arrows", "0/*.index"])
 def test_it_refuses_a_flipped_byte(tmp_path: Path, name: str) -> None:
-    path = Path(shutil.copytree(GOLDEN / "v1-whole", tmp_path / "log"))
+    path = Path(shutil.copytree(GOLDEN / "v2-whole", tmp_path / "log"))
     file = sorted(path.glob(name))[0]
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4

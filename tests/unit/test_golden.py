@@ -1,11 +1,13 @@
-"""A directory of format version 1, written once and kept: read as it was, and damage in it is refused."""
+"""A directory of format version 2, written once and kept: read as it was, and damage in it is refused."""
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
@@ -18,9 +20,10 @@ from keyfold.statestore.filenames import segment_index, segment_name
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import SegmentWriter, block_of
+from support import golden
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "v1-whole"
+GOLDEN = ROOT / "tests" / "golden" / "v2-whole"
 STATE = {b"a": b"3", b"c": b"1", b"": b"empty key", b"d": b"\x00\xff", b"e": b"5"}
 
 
@@ -116,7 +119,7 @@ def of(tmp_path: Path, name: str) -> Path:
 
 def test_a_torn_last_line_is_cut_off_and_nothing_else_is_lost(tmp_path: Path) -> None:
     """Crash state C2."""
-    path = of(tmp_path, "v1-torn")
+    path = of(tmp_path, "v2-torn")
     assert verify(path).sound
     assert restore(path).to_dict() == STATE
     with Changelog.open(path) as log:
@@ -127,7 +130,7 @@ def test_a_torn_last_line_is_cut_off_and_nothing_else_is_lost(tmp_path: Path) ->
 
 def test_a_bad_line_before_a_good_one_is_refused_by_all(tmp_path: Path) -> None:
     """Crash state C4."""
-    path = of(tmp_path, "v1-damaged-line")
+    path = of(tmp_path, "v2-damaged-line")
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     for read in (restore, Changelog.open, lambda p: Changelog.open(p, mode="r")):
         with pytest.raises(Damaged) as refused:
@@ -138,7 +141,7 @@ def test_a_bad_line_before_a_good_one_is_refused_by_all(tmp_path: Path) -> None:
 
 
 def test_a_damaged_block_is_refused_where_it_is_read_and_only_there(tmp_path: Path) -> None:
-    path = of(tmp_path, "v1-damaged-block")
+    path = of(tmp_path, "v2-damaged-block")
     (damage,) = verify(path).damages
     assert str(damage.path).endswith("0/00000000000000000005-1-5.arrows")
     with pytest.raises(Damaged) as refused:
@@ -151,7 +154,7 @@ def test_a_damaged_block_is_refused_where_it_is_read_and_only_there(tmp_path: Pa
 
 def test_a_pass_that_was_killed_between_two_groups_is_gone_on_with(tmp_path: Path) -> None:
     """Crash state S3: one group is swapped, the copy of the next is whole but named by no line."""
-    path = of(tmp_path, "v1-swapped")
+    path = of(tmp_path, "v2-swapped")
     expected = {b"a": b"3", **{b"k%d" % n: b"x" * 300 for n in range(4)}}
     copy = path / "0" / "00000000000000000003-1-6.arrows"
     assert copy.exists()
@@ -166,6 +169,48 @@ def test_a_pass_that_was_killed_between_two_groups_is_gone_on_with(tmp_path: Pat
         assert log.state.partitions[0].unique_end == 12
     assert verify(path).sound
     assert restore(path).to_dict() == expected
+
+
+def test_typed_columns_are_what_they_were(tmp_path: Path) -> None:
+    path = of(tmp_path, "v2-typed")
+    assert verify(path).sound
+    found = restore(path).to_arrow().to_pylist()
+    assert {tuple(row[name] for name in golden.KEYS): row for row in found} == golden.TYPED_STATE
+    before = restore(path, at="before").to_arrow().to_pylist()
+    assert {row["user"]: row["note"] for row in before} == {"a": None, "": None}
+    with Changelog.open(path, mode="r") as log:
+        assert log.columns == golden.columns()[1]
+        records = [r for p in range(2) for b in log.read(p) for r in b.to_pylist()]
+        assert [r["value"] for r in records].count(None) == 1
+
+
+def test_a_typed_directory_can_be_written_on(tmp_path: Path) -> None:
+    path = of(tmp_path, "v2-typed")
+    added = ("é", dt.date(2013, 1, 1))
+    with Changelog.open(path) as log:
+        value = {k: v for k, v in golden.TYPED_STATE[added].items() if k not in golden.KEYS}
+        assert log.store().get(added) == value
+        log.append(pa.table({"user": ["é"], "day": [added[1]], "note": ["again"]}))
+        log.drop_anchor("before")
+        log.compact()
+        assert log.store().get(added) == {**dict.fromkeys(value), "note": "again"}
+    rows = {row["user"]: row for row in restore(path).to_arrow().to_pylist()}
+    assert rows["é"] == {**dict.fromkeys(rows["é"]), "user": "é", "day": added[1], "note": "again"}
+    assert rows["a"] == golden.TYPED_STATE["a", dt.date(2013, 1, 1)]
+    assert verify(path).sound
+
+
+def test_the_directories_are_those_that_the_script_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could make them again after a change of the format."""
+    monkeypatch.setattr(golden, "GOLDEN", tmp_path / "golden")
+    golden.main()
+    made = {p.relative_to(tmp_path / "golden") for p in (tmp_path / "golden").rglob("*") if p.is_file()}
+    assert made == {p.relative_to(KEPT) for p in KEPT.rglob("*") if p.is_file()}
+    for name in ("v2-whole", "v2-typed"):
+        identity = f"{name}/changelog.json"
+        assert (tmp_path / "golden" / identity).read_bytes() == (KEPT / identity).read_bytes()
 
 
 def test_the_example_of_the_format_page_is_a_line_of_it() -> None:

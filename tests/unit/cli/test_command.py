@@ -35,6 +35,7 @@ from support.changelogs import (
 #: What each verb needs besides PATH to do something.
 VERBS: dict[str, list[str]] = {
     "stats": [],
+    "schema": [],
     "ls": [],
     "verify": [],
     "dump": [],
