@@ -542,7 +542,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "sequence_by": [7, b"x", [7], [None]],
     "column_list": [7, b"x", [7], [None]],
     "except_column_list": [7, b"x", [7]],
-    "value_format": ["avro", 7, b"raw", ["raw"]],
     "config": [["a"], "x", 7, {"x": 1}],
     "on_reset": ["ignore", None, 7, ["append"], True],
     "placement": ["worker", None, 7, ["auto"]],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -310,7 +311,7 @@ def test_a_later_format_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["r", "w"])
-def test_an_earlier_format_is_refused_and_nothing_is_changed(path: Path, mode: str) -> None:
+def test_an_earlier_format_is_refused_and_nothing_is_changed(path: Path, mode: Literal["r", "w"]) -> None:
     Changelog.open(path).close()
     earlier = read_fields(LOCAL, path) | {"version": 1}
     del earlier["crc32c"]
