@@ -201,7 +201,7 @@ def test_a_mistake_in_resuming_is_refused_or_harmless(
         given: Resumed | None = None if mistake == "state forgotten" else again
         if mistake == "state of another commit":
             with Changelog.open(job.log) as log:
-                log.append({"key": [b"x"], "value": [b"{}"]}, app_id="other")
+                log.append({"word": ["x"]}, app_id="other")
             given = resume(job.log, "other")
         if refusal is None:
             job.run(live, given, **settings)

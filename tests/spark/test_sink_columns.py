@@ -37,9 +37,9 @@ def test_apply_as_deletes_makes_tombstones(spark: SparkSession, tmp_path: Path) 
     frame = changes(spark, ("a", "put", 1, 10), ("b", "put", 2, 20), ("a", "del", 3, None))
     with ChangelogSink(tmp_path / "log", keys="k", apply_as_deletes="op = 'del'", column_list=["v"]) as sink:
         sink(frame, 0)
-        assert pairs(sink.log) == [(b"a", b'{"v":10}'), (b"b", b'{"v":20}'), (b"a", None)]
+        assert pairs(sink.log) == [(b"a", {"v": 10}), (b"b", {"v": 20}), (b"a", None)]
         assert restore(tmp_path / "log").to_dict() == {"b": {"v": 20}}
-        assert sink.log.get(b"a") is None
+        assert sink.log.get("a") is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_changes_that_are_equal_in_sequence_by_keep_their_order(spark: SparkSess
     )
     with ChangelogSink(tmp_path / "log", keys="k", sequence_by=["-s"], column_list="v") as sink:
         sink(rows, 0)
-        values = [int((value or b"")[5:-1]) for _, value in pairs(sink.log)]
+        values = [value["v"] for _, value in pairs(sink.log)]
         assert values == [*range(1500, 3000), *range(1500)]
 
 
@@ -184,7 +184,6 @@ def test_an_added_nullable_column_is_taken_and_kept(spark: SparkSession, tmp_pat
     ("schema", "difference"),
     [
         ("k string, v string, w long", "v bigint"),
-        ("k string, w long, x long", "v bigint"),
         ("v long, w long, k int", "k string"),
     ],
 )

@@ -55,7 +55,7 @@ def forget_batch(checkpoint: Path, batch: int) -> None:
     (checkpoint / "commits" / f".{batch}.crc").unlink()
 
 
-def pairs(log: Changelog) -> list[tuple[bytes, bytes | None]]:
+def pairs(log: Changelog) -> list[tuple[bytes, Any]]:
     """Key and value of every record, partition by partition; their offsets have to be dense."""
     found = []
     for partition in range(log.partitions):
