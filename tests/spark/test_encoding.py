@@ -23,7 +23,7 @@ from keyfold.statestore.schema.columns import Columns
 from support import key_kinds
 from support.encodings import SESSIONS, encoded, sessions_of
 from support.key_kinds import Kind
-from support.typed_golden import GOLDEN, UTC, array, exact
+from support.typed_golden import GOLDEN, UTC, exact
 
 pytest.importorskip("pyspark")
 
@@ -64,37 +64,22 @@ def refused(encoding: RowEncoding, df: DataFrame) -> BadRecord:
 # -- values of every type ------------------------------------------------------------------------------------
 
 
-CASES = [
-    *((case.kind, case.sql, case.value, case.in_key) for case in GOLDEN),
-    ("interval day to second", "interval '-1 02:03:04.5' day to second",
-     -dt.timedelta(days=1, hours=2, minutes=3, seconds=4.5), True),
-    ("interval hour", "interval '7' hour", dt.timedelta(hours=7), True),
-    ("time(6)", "time'23:59:59.999999'", dt.time(23, 59, 59, 999999), True),
-    (array("time(6)"), "array(time'10:00:00')", [dt.time(10)], True),
-    ("variant", "parse_json('{\"a\":1}')",
-     {"value": b"\2\1\0\0\2\x0c\1", "metadata": b"\1\1\0\1a"}, False),
-    (array("variant"), "array(parse_json('1'), null)",
-     [{"value": b"\x0c\1", "metadata": b"\1\0\0"}, None], False),
-    ("void", "null", None, False),
-]  # fmt: skip
-
-
 def test_a_value_of_each_type_comes_back_from_keys_and_values(sessions: list[SparkSession]) -> None:
-    select = ", ".join(f"{sql} as v{i}" for i, (_, sql, _, _) in enumerate(CASES))
-    select += ", " + ", ".join(f"{sql} as k{i}" for i, (_, sql, _, in_key) in enumerate(CASES) if in_key)
-    keys = [f"k{i}" for i, case in enumerate(CASES) if case[-1]]
+    select = ", ".join(f"{case.sql} as v{i}" for i, case in enumerate(GOLDEN))
+    select += ", " + ", ".join(f"{c.sql} as k{i}" for i, c in enumerate(GOLDEN) if c.in_key)
+    keys = [f"k{i}" for i, case in enumerate(GOLDEN) if case.in_key]
     for session in sessions[:2]:
         df = session.sql(f"select {select}")
         encoding = RowEncoding(df.schema, keys)
         assert encoding.columns is not None
         kinds = {f["name"]: spark_types.sql_text(f["type"]) for f in encoding.columns.schema_json["fields"]}
         (row,) = decoded(encoding, df)
-        for i, (kind, _, value, in_key) in enumerate(CASES):
-            assert kinds[f"v{i}"] == spark_types.sql_text(kind)
-            assert exact(row[f"v{i}"]) == exact(value)
-            assert not in_key or exact(row[f"k{i}"]) == exact(one_zero(value))
+        for i, case in enumerate(GOLDEN):
+            assert kinds[f"v{i}"] == spark_types.sql_text(case.kind)
+            assert exact(row[f"v{i}"]) == exact(case.value)
+            assert not case.in_key or exact(row[f"k{i}"]) == exact(one_zero(case.value))
         key = encoded(encoding, df)["key"][0].as_py()
-        assert key == encoding.columns.encode_key(*(value for _, _, value, in_key in CASES if in_key))
+        assert key == encoding.columns.encode_key(*(case.value for case in GOLDEN if case.in_key))
 
 
 def test_every_character_is_written_as_single_keys_are(spark: SparkSession) -> None:
