@@ -14,7 +14,7 @@ from keyfold.statestore.segment.block import RECORD_SCHEMA, decode, encode, no_h
 
 def batch_of(count: int) -> pa.RecordBatch:
     keys = pa.array([b"k%d" % n for n in range(count)])
-    values = pa.array([None if n % 3 == 0 else b"value %d" % n for n in range(count)])
+    values = pa.array([None if n % 3 == 0 else b"value %d" % n for n in range(count)], pa.binary())
     times = pa.array(np.arange(count)).cast(pa.timestamp("ms"))
     return record_batch(np.arange(count), times, keys, values, no_headers(count))
 
