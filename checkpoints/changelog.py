@@ -135,7 +135,7 @@ class Changelog(Closing):
             return cls._open_reader(files, root)
         if mode != "w":
             raise ConfigError(
-                f"Unknown mode: {mode!r}.", expected="w or r", found=repr(mode), remedy="correct mode="
+                f"Unknown mode: {mode!r}.", expected="w or r", found=repr(mode), remedy="correct `mode=`"
             )
         with reader.looked_at(root):
             if files.exists(root / filenames.IDENTITY):

@@ -55,7 +55,7 @@ class QueryPin:
         if files.exists(checkpoint) and not files.is_directory(checkpoint):
             raise ConfigError(
                 "Not a checkpoint of a query.", path=checkpoint, expected="a directory, or no file yet",
-                found="a file", remedy="correct checkpoint=",
+                found="a file", remedy="correct `checkpoint=`",
             )  # fmt: skip
 
     def has_begun(self) -> bool:
