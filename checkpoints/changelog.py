@@ -155,13 +155,13 @@ class Changelog(Closing):
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
         with reader.looked_at(root):
             read_identity(files, root)
-        lock = ViewLock(files, root)
-        try:
-            view = View(files, root)
-            lock.record(view.state.seq)
-        except BaseException:
-            lock.close()
-            raise
+            lock = ViewLock(files, root)
+            try:
+                view = View(files, root)
+                lock.record(view.state.seq)
+            except BaseException:
+                lock.close()
+                raise
         return cls(root, None, view, lock)
 
     # -- what it is --------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def apply_next(state: State | None, line: Line, path: Path, position: str) -> St
                 remedy="upgrade keyfold",
             )  # fmt: skip
         return CheckpointEntry.from_line(line).state
-    except (KeyError, ValueError, TypeError, IndexError) as e:
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as e:
         raise Damaged(
             "A manifest line has a valid checksum but invalid content.", path=path,
             position=position, expected="a line that follows from the lines before it",

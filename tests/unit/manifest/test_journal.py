@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from keyfold.checkpoints.manifest.entries import CheckpointEntry
 from keyfold.checkpoints.manifest.journal import (
     Head,
     JournalWriter,
+    apply_next,
     decode_line,
     encode_line,
     read_durable,
@@ -159,6 +161,31 @@ def test_a_later_format_is_refused(journal: Path) -> None:
     filenames.head(journal, 1).unlink()
     with pytest.raises(FormatTooNew, match="upgrade"):
         load(journal)
+
+
+_COMMIT: Line = {
+    "seq": 2, "t": "commit", "commit": 1, "time": 5, "app": "a", "query": "", "batch": 1, "source": [], "digest": "",
+    "parts": {"0": [{"name": "0-1-1.arrows", "base": 0, "records": 1}]}, "unanchor": [], "keep": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, "x", 5, -1, 1.5, True, [], [1], {}, {"x": 1}], ids=repr)
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        (None, CheckpointEntry(empty(1, 1, seq=1), ID).to_line()),
+        (empty(1, 1, seq=1), _COMMIT),
+        (empty(1, 1, seq=1), anchor(2)),
+        (empty(1, 1, seq=1), {"seq": 2, "t": "rollback", "commit": 1, "ends": [0], "parts": {}}),
+    ],
+    ids=["checkpoint", "commit", "anchor", "rollback"],
+)
+def test_a_field_with_a_value_of_another_kind_is_damage_or_is_read(
+    before: State | None, line: Line, value: object
+) -> None:
+    for name in line:
+        with suppress(Damaged, FormatTooNew):
+            apply_next(before, {**line, name: value}, Path("j"), "line 1")
 
 
 def test_a_torn_head_leaves_the_other_slot(journal: Path) -> None:
