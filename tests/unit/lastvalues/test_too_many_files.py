@@ -32,10 +32,8 @@ class Limited(Watched):
 
     @contextmanager
     def around(self, operation: Operation) -> Iterator[None]:
-        wanted = on("map", "read", path="*.arrows")(operation) or on("list_directory", path="*/log")(
-            operation
-        )
-        if self.error is not None and wanted:
+        selected = (on("map", "read", path="*.arrows"), on("list_directory", path="*/log"))
+        if self.error is not None and any(chosen(operation) for chosen in selected):
             raise OSError(self.error, os.strerror(self.error), str(operation.path))
         with super().around(operation):
             yield

@@ -18,6 +18,7 @@ from keyfold.checkpoints.manifest.journal import (
     read_further,
     read_head,
     read_journal,
+    slots_of,
 )
 from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import State, empty
@@ -125,6 +126,28 @@ def test_a_bad_line_before_a_good_one_is_damage_even_without_a_head(journal: Pat
         load(journal)
 
 
+def test_a_bad_line_before_a_good_one_whose_newline_is_lost_is_damage(journal: Path) -> None:
+    path = filenames.journal(journal, 1)
+    filenames.head(journal, 1).unlink()
+    path.write_bytes(path.read_bytes().replace(b'"a4"', b'"a9"')[:-1])
+    with pytest.raises(Damaged, match="damaged"):
+        load(journal)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["a later line", "the checkpoint"])
+def test_a_last_line_without_its_newline_was_never_acknowledged(journal: Path, first: bool) -> None:
+    path = filenames.journal(journal, 1)
+    filenames.head(journal, 1).unlink()
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"\n")] if first else data[:-1])
+    loaded = read_journal(LOCAL, journal, 1, ID, None)
+    if first:
+        assert loaded is None
+    else:
+        assert loaded is not None
+        assert (loaded.state.seq, loaded.torn) == (4, len(encode_line(anchor(5))) - 1)
+
+
 def test_a_bad_checkpoint_before_a_good_line_is_damage(journal: Path) -> None:
     path = filenames.journal(journal, 1)
     filenames.head(journal, 1).unlink()
@@ -164,8 +187,8 @@ def test_a_later_format_is_refused(journal: Path) -> None:
 
 
 _COMMIT: Line = {
-    "seq": 2, "t": "commit", "commit": 1, "time": 5, "app": "a", "query": "", "batch": 1, "source": [], "digest": "",
-    "parts": {"0": [{"name": "0-1-1.arrows", "base": 0, "records": 1}]}, "unanchor": [], "keep": 1,
+    "seq": 2, "t": "commit", "commit": 1, "time": 5, "app": "a", "query": "", "batch": 1, "source": [],
+    "digest": "", "parts": {"0": [{"name": "0-1-1.arrows", "base": 0, "records": 1}]}, "keep": 1,
 }  # fmt: skip
 
 
@@ -199,6 +222,15 @@ def test_a_torn_head_leaves_the_other_slot(journal: Path) -> None:
         left = read_head(LOCAL, path)
         assert left is not None
         assert left.seq in (newest.seq, newest.seq - 1)
+
+
+@pytest.mark.parametrize("position", [19, 40, 49, 58])
+def test_a_slot_with_another_digit_is_not_valid(position: int) -> None:
+    """The last digit of the length, of the line, of the journal's checksum, of the slot's own."""
+    slot = Head(700, 5, 0x12345678).encode()
+    other = b"1" if slot[position : position + 1] != b"1" else b"2"
+    changed = slot[:position] + other + slot[position + 1 :]
+    assert slots_of(slot + changed) == [Head(700, 5, 0x12345678), None]
 
 
 def test_an_epoch_is_claimed_once(journal: Path) -> None:
