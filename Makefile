@@ -49,11 +49,11 @@ test: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  #
 
 setup: check-java $(TEST)/$(INSTALLED) $(KAFKA)/complete $(CONNECTOR)/complete  ## Only make the environment of the tests
 
-lint: $(TEST)/$(INSTALLED)  ## Check style and form
+lint: $(TEST)/$(INSTALLED)  ## Check style and formatting
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 
-format: $(TEST)/$(INSTALLED)  ## Put the form right
+format: $(TEST)/$(INSTALLED)  ## Fix style and formatting
 	$(TEST)/bin/ruff check --fix .
 	$(TEST)/bin/ruff format .
 

@@ -148,7 +148,7 @@ class Changelog(Closing):
             return cls._open_reader(files, root)
         if mode != "w":
             raise ConfigError(
-                f"Unknown mode: {mode!r}.", expected="w or r", found=repr(mode), remedy="correct mode="
+                f"Unknown mode: {mode!r}.", expected="w or r", found=repr(mode), remedy="correct `mode=`"
             )
         with reader.looked_at(root):
             if files.exists(root / filenames.IDENTITY):
@@ -169,13 +169,13 @@ class Changelog(Closing):
     def _open_reader(cls, files: Files, root: Path) -> Changelog:
         with reader.looked_at(root):
             read_identity(files, root)
-        lock = ViewLock(files, root)
-        try:
-            view = View(files, root)
-            lock.record(view.state.seq)
-        except BaseException:
-            lock.close()
-            raise
+            lock = ViewLock(files, root)
+            try:
+                view = View(files, root)
+                lock.record(view.state.seq)
+            except BaseException:
+                lock.close()
+                raise
         return cls(root, None, view, lock)
 
     # -- what it is --------------------------------------------------------------------------------

@@ -169,12 +169,12 @@ class Engine:
         then: Callable[[], None] | None = None,
         takes_turn: bool = True,
     ) -> Commit:
-        """Make a batch durable and visible, unless a commit holds it already: then that one is given, and is
-        not `applied`.
+        """Make a batch durable and visible. If it was committed before, return that commit, with `applied`
+        False.
 
         Args:
             parts: the blocks, for each partition that gets records.
-            admit: given the state that the commit will follow. What it raises refuses the batch.
+            admit: called with the state that the commit will follow. What it raises refuses the batch.
             then: called after the commit, before another one can be made.
             takes_turn: False where the caller's turn to change the records lasts from what it has read, or
                 where there is nothing to change.

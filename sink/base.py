@@ -136,11 +136,10 @@ class ForeachBatch(Closing):
         then: Callable[[], None] | None = None,
         takes_turn: bool = True,
     ) -> None:
-        """Commit a batch. Another sink of this process may have committed it since this one has looked: then
-        nothing is done.
+        """Commit a batch. Does nothing if another sink of this process has committed it since the check.
 
         Args:
-            first, then: what is done before the commit and after it, if there is one.
+            first, then: called before and after the commit, if there is one.
             takes_turn: see `Engine.commit`.
         """
 

@@ -141,11 +141,11 @@ class CompactedAway(KeyfoldError):
 
 
 class ViewExpired(KeyfoldError):
-    """Files that a lease protected were deleted after it expired."""
+    """A file of a reader's view no longer exists: its lease expired, or the file is lost."""
 
 
 class NotResumable(KeyfoldError):
-    """The source position of a query cannot be returned as source options."""
+    """There is no commit of the app, or its source position cannot be returned as source options."""
 
 
 def reason(error: OSError) -> str:

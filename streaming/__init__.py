@@ -1,14 +1,14 @@
-"""Where Spark meets the changelog: the data source `keyfold` for batches and streams, and seeds of state.
+"""Where Spark meets the changelog: the data source `keyfold`, and restored states as seeds of queries.
 
-    source           options in, readers out: what a user finds documented
+    source           the documented entry point: options in, readers out
     options          names and values of options, and offsets as JSON
     batch_reader     `spark.read`: one view as a DataFrame
-    stream_reader    `spark.readStream`: follow the log, or put a state in once
-    pieces           what a task reads, and imports
+    stream_reader    `spark.readStream`: follow the log, or emit a restored state once
+    pieces           what one task reads
     planner          plans, cut into pieces that carry all that a task needs
-    leases           what keeps the files of a plan
-    offsets          whether a reader may go on from where it is, and how far a trigger goes
-    rows             records to Spark's columns
+    leases           keep the cleaner from deleting the files of a plan
+    offsets          whether a reader may continue from its position, and how far a trigger reads
+    rows             converts records to Spark's columns
     seed             a restored state as the first micro-batch
     aggregate        `aggregate`: sums, counts, minima, maxima and averages that can begin with a seed
     initial_state    `initial_state`: a restored state for `transformWithState`

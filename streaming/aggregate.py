@@ -1,16 +1,15 @@
-"""`aggregate`: a `groupBy().agg()` that can be begun with a restored state.
+"""`aggregate`: a `groupBy().agg()` that can start from a restored state.
 
-Each aggregate is rewritten to one or two columns of which the parts of a group can be put together: a part
-for every row of the stream, and, where the query is resumed, one row per group from the changelog.
+Each aggregate is rewritten to one or two columns whose parts can be combined per group: a part for every row
+of the stream and, if the query is resumed, one row per group from the changelog.
 
-    sum(x)      x                       put together by sum
+    sum(x)      x                       combined by sum
     count(x)    1 where x is not null   by sum
     min(x)      x                       by min
     max(x)      x                       by max
     avg(x)      the first two, as `<name>_sum` and `<name>_count`; `<name>` is computed from them
 
-What an aggregate is of, Spark's analyser says: the columns are the user's own, in whatever way they were
-written.
+Spark's analyser resolves the arguments of an aggregate, so users can write their columns in any form.
 """
 
 from __future__ import annotations

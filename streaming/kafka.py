@@ -1,8 +1,9 @@
 """Spark's Kafka source, started where a commit ended.
 
-Spark takes `startingOffsets` only if they name every partition of the topics, neither more nor less; and it
-notices records that retention has deleted when it reads, in the middle of the first batch. A commit knows the
-partitions of its own time. So Kafka is asked, before the query starts, with the client of Spark's own source.
+Spark takes `startingOffsets` only if they name every partition of the topics, no more and no fewer. It
+notices only in the middle of the first batch that retention has deleted records. A commit knows only the
+partitions that existed then. So keyfold asks Kafka before the query starts, with the
+client of Spark's own source.
 """
 
 from __future__ import annotations

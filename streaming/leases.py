@@ -1,8 +1,8 @@
 """Leases in Spark: one for each planner, kept alive by the planner and by the tasks that read its view.
 
-A lease only keeps the cleaner from deleting; that a view is never silently another one does not rest on it,
-because no file name is ever used twice and a missing file raises. So where no lease can be written (a
-read-only medium, a full disk), reading goes on without.
+A lease only keeps the cleaner from deleting files. It is not needed for correct results: no file name is
+ever used twice, and a missing file raises an error. So if no lease can be written (a read-only medium, a full
+disk), reading continues without one.
 """
 
 from __future__ import annotations

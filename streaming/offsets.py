@@ -1,21 +1,22 @@
-"""Positions in a changelog: where a reader is, whether it may go on from there, and how far one trigger goes.
+"""Positions in a changelog: where a reader is, whether it may continue from there, and how far one trigger
+reads.
 
-A reader that goes on from position p of a partition has seen records below p. Three things can have happened
-to it:
+A reader that continues from position p of a partition has seen records below p. Three things can have
+happened since:
 
 - retention has moved the log's start beyond p: records are gone that it has never seen;
 - the cleaner has dropped a tombstone at p or above, whose key it may have seen below p: it would keep that
   key for ever;
-- the log was rolled back to below p: it has seen records that are not there any more.
+- the log was rolled back to below p: it has seen records that no longer exist.
 
 `PartitionState.dropped_tombstone` is the highest offset of such a tombstone, so above it, and at 0, every
 position is safe. A reader that began at the log's start and is not above it yet (a rate limit, a restart) is
 safe too as long as no tombstone was dropped since its position was written. The manifest line of that moment
 is therefore part of its position.
 
-Spark keeps where a batch ends, and asks a source again where the first one begins when it has to run that one
-again. By then "latest", or the options that `resume` gave, can mean another position. So the end of the first
-batch says where it began.
+Spark stores where each batch ends. If it has to run the first batch again, it asks the source again where
+that batch begins. By then "latest", or the options that `resume` gave, can mean another position. So the end
+offset of the first batch also records where it began.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans: which committed bytes a read is of, cut into pieces for Spark's tasks, under a lease that keeps
+"""Plans: the committed bytes that a read covers, cut into pieces for Spark's tasks, under a lease that keeps
 their files.
 
 Spark plans in one Python process and reads in others, so a piece carries all that a task needs: it opens no

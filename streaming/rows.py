@@ -1,4 +1,4 @@
-"""Records to the rows of a mode: the columns that Spark is told of, and Arrow batches with their values."""
+"""Converts records to the rows of a mode: the columns that Spark sees, and Arrow batches of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A restored state as the first micro-batch of a stream, to begin a fresh aggregation with."""
+"""A restored state as the first micro-batch of a stream, from which a new aggregation starts."""
 
 from __future__ import annotations
 

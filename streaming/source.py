@@ -1,4 +1,4 @@
-"""The data source `keyfold` of Spark: options in, readers out."""
+"""Spark's data source `keyfold`: options in, readers out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`spark.readStream.format("keyfold")`: follow a changelog, or put its state in once.
+"""`spark.readStream.format("keyfold")`: follow a changelog, or emit its state once.
 
 Spark keeps one of these readers in a Python process for the life of the query; each trigger asks it how far
-to read (`latestOffset`) and for the pieces of that (`partitions`). Tasks get a `PieceReader`.
+to read (`latestOffset`) and for the pieces to read (`partitions`). Tasks get a `PieceReader`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The commands that write: `compact`, `anchor`, `config`. Each takes the lock, or names its holder."""
+"""The commands that write: `compact`, `anchor`, `snapshot`, `config`.
+
+What changes the changelog takes the lock, or names its holder. `snapshot` only reads the changelog.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +162,7 @@ def _show_passes(passes: list[dict[str, Any]], document: dict[str, Any]) -> None
     writes=lambda options: options["add"] is not None or options["drop"] is not None,
 )
 @click.option("--add", metavar="NAME", help="Keep the exact state of a commit restorable under NAME.")
-@click.option("--at", metavar="COMMIT", help="With --add: the commit, as for restore (default: the last).")
+@click.option("--at", metavar="POINT", help="With --add: which commit, as for restore (default: the last).")
 @click.option("--drop", metavar="NAME", help="Remove the anchor NAME.")
 def anchor(place: Target, add: str | None, at: str | None, drop: str | None) -> None:
     """List the anchors, or add or drop one.
@@ -215,7 +218,7 @@ def _time(ms: int | None) -> str | None:
     "keyfold snapshot s3://bucket/counts --clone-to var/counts",
 )
 @click.option("--to", metavar="TARGET", help="Write a snapshot to a directory or URL.")
-@click.option("--at", metavar="COMMIT", help="With --to: the commit, as for restore (default: the last).")
+@click.option("--at", metavar="POINT", help="With --to: which commit, as for restore (default: the last).")
 @click.option("--clone-to", metavar="DIR", type=LocalPath(), help="Clone a snapshot to a new changelog.")
 def snapshot(place: Target, to: str | None, at: str | None, clone_to: Path | None) -> None:
     """Write a snapshot: a complete, read-only copy of the changelog as of a commit. Or clone a snapshot to a

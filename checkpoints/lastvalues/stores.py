@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,7 +23,7 @@ from keyfold.checkpoints.manifest.identity import ChangelogMeta
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import StorageFailed
+from keyfold.statestore.errors import StorageFailed, storage_errors
 from keyfold.statestore.files import Files
 from keyfold.statestore.kv.api import joined
 from keyfold.statestore.rocksdb.database import Database
@@ -40,6 +40,7 @@ _STEP_BYTES: Final = 64 << 20
 _STEP_PARTITIONS: Final = 64
 _REBUILDS_MAX: Final = 3
 
+_NO_LAST_VALUES: Final = "the last values cannot be read or written"
 _COLUMNS: Final = ["offset", "timestamp", "key", "value"]
 _NO_RECORDS: Final = pa.RecordBatch.from_pylist(
     [], schema=pa.schema([RECORD_SCHEMA.field(n) for n in _COLUMNS])
@@ -309,7 +310,18 @@ def out_of_files(error: StoreUnusable, root: Path) -> StorageFailed | None:
     found = too_many_files(str(error.found))
     if found is None:
         return None
-    return descriptors.too_many_files(found, root, "the last values cannot be read or written")
+    return descriptors.too_many_files(found, root, _NO_LAST_VALUES)
+
+
+@contextmanager
+def files_told(root: Path) -> Iterator[None]:
+    """Raises `StorageFailed` if a file of the log or of the stores cannot be read or written."""
+    failed = storage_errors(
+        "The last values cannot be brought up to date.", root,
+        expected="a disk from which the log can be read", remedy="repair the disk, then read again",
+    )  # fmt: skip
+    with failed, descriptors.limit_told(root, _NO_LAST_VALUES):
+        yield
 
 
 class Step:

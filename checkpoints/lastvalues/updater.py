@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from keyfold.checkpoints.lastvalues.current import CurrentValues
 from keyfold.checkpoints.lastvalues.directories import StoreDirs, WriterStoreDirs
-from keyfold.checkpoints.lastvalues.stores import Followed, KeptStores, out_of_files
+from keyfold.checkpoints.lastvalues.stores import Followed, KeptStores, files_told, out_of_files
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore.errors import Damaged, KeyfoldError, StorageFailed, WriterFenced
@@ -336,7 +336,7 @@ class StateUpdater:
                     wanted, self._wanted = sorted(self._wanted), set()
                     ends, asked = self._wanted_ends, tuple(self._asked)
                     all_of_them = ends is not None or self._seconds_left() == 0
-                with self._applying:
+                with self._applying, files_told(self._followed.root):
                     self._go_on(wanted, all_of_them, ends, asked)
                 if all_of_them:
                     # What kept the stores from going on before is over.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from keyfold.checkpoints.log.descriptors import is_too_many, too_many_files
+from keyfold.checkpoints.log.descriptors import limit_told
 from keyfold.checkpoints.log.ownership import Ownership
 from keyfold.checkpoints.manifest.config import LogConfig
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
@@ -219,12 +219,6 @@ class ActiveSegments:
                 future.cancel()
             wait(futures)
 
-    @contextlib.contextmanager
-    def too_many_files(self, outcome: str) -> Iterator[None]:
-        """Raise `StorageFailed` with this outcome if too many files are open."""
-        try:
-            yield
-        except OSError as e:
-            if not is_too_many(e):
-                raise
-            raise too_many_files(e, self._writer.root, outcome) from e
+    def too_many_files(self, outcome: str) -> contextlib.AbstractContextManager[None]:
+        """Raises `StorageFailed` with this outcome if too many files are open."""
+        return limit_told(self._writer.root, outcome)

@@ -59,6 +59,17 @@ def too_many_files(error: OSError, root: Path, outcome: str) -> StorageFailed:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def limit_told(root: Path, outcome: str) -> Iterator[None]:
+    """Raises `StorageFailed` with this outcome if too many files are open. Other errors pass."""
+    try:
+        yield
+    except OSError as e:
+        if not is_too_many(e):
+            raise
+        raise too_many_files(e, root, outcome) from e
+
+
 class Reserve:
     """Reserved file descriptors, for operations that must not fail half-way. Not thread-safe."""
 

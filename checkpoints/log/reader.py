@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.checkpoints.log.descriptors import limit_told
 from keyfold.checkpoints.manifest.resolve import partition_state
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore import filenames
@@ -18,12 +19,17 @@ from keyfold.statestore.files import Files
 from keyfold.statestore.segment.reader import read_segments
 
 
-def looked_at(root: Path) -> AbstractContextManager[None]:
-    """Raises `StorageFailed` if the system refuses a path, or this user may not read it."""
-    return storage_errors(
+@contextmanager
+def looked_at(root: Path) -> Iterator[None]:
+    """Raises `StorageFailed` if the system refuses a path, this user may not read it, or too many files are
+    open.
+    """
+    refused = storage_errors(
         "The changelog cannot be read.", root, expected="a valid path that this user may read",
         remedy="correct the path, or grant this user the right to read it",
     )  # fmt: skip
+    with refused, limit_told(root, "the changelog cannot be read"):
+        yield
 
 
 def last_value(

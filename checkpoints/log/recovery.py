@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from keyfold.checkpoints.log.dead_standbys import remove_dead_standbys
-from keyfold.checkpoints.log.descriptors import is_too_many, raise_limit, too_many_files
+from keyfold.checkpoints.log.descriptors import limit_told, raise_limit
 from keyfold.checkpoints.log.ownership import Ownership, highest_epoch, journal_epochs, remove_journals_below
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest import state as states
@@ -119,17 +119,16 @@ def open_writer(
         if creation is not None and not files.exists(root / filenames.IDENTITY):
             return _create(files, root, creation, ownership, clock_ms)
         return _recover(files, root, ownership, clock_ms)
-    except BaseException as e:
+    except BaseException:
         if lock is not None:
             files.close(lock)
         if ownership is not None:
             ownership.close()
-        if isinstance(e, OSError) and is_too_many(e):
-            raise too_many_files(e, root, "the changelog cannot be opened to write") from e
-        with storage_errors(
+        told = storage_errors(
             "The changelog cannot be opened to write.", root, expected="a writable directory",
             remedy='free or repair the disk, or open it with mode="r"',
-        ):  # fmt: skip
+        )  # fmt: skip
+        with told, limit_told(root, "the changelog cannot be opened to write"):
             raise
 
 

@@ -36,7 +36,7 @@ def checked_app(app_id: object) -> str:
     raise ConfigError(
         "Invalid app id.", expected=f"1 to {APP_CHARACTERS_MAX} characters of valid Unicode, the same in "
         "every run of the job",
-        found=ascii(app_id)[:_SHOWN_CHARACTERS], remedy="correct app_id=",
+        found=ascii(app_id)[:_SHOWN_CHARACTERS], remedy="correct `app_id=`",
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def apply_next(state: State | None, line: Line, path: Path, position: str) -> St
         if line["t"] == CheckpointEntry.KIND:
             check_version(int(line["version"]), path, position)
         return CheckpointEntry.from_line(line).state
-    except (KeyError, ValueError, TypeError, IndexError) as e:
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as e:
         raise Damaged(
             "A manifest line has a valid checksum but invalid content.", path=path,
             position=position, expected="a line that follows from the lines before it",

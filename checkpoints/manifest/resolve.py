@@ -120,7 +120,7 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
                 f"Batch {batch} of app {app!r} does not exist.",
                 path=root,
                 position=f"app {app!r}, batch {batch}",
-                expected=f"an app of {', '.join(sorted(state.apps)) or '(none)'}, and one of its batches",
+                expected=f"a batch of one of these apps: {', '.join(sorted(state.apps)) or '(none)'}",
                 found="no commit of this batch",
                 remedy="correct `at=`",
             )

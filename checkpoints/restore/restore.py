@@ -96,10 +96,10 @@ def restore(
         # Raises if there is no changelog, before a lock is looked for there.
         with reading.looked_at(root):
             read_identity(files, root)
-        lock = ViewLock(files, root)
-        stack.callback(lock.close)
-        view = View(files, root)
-        lock.record(view.state.seq)
+            lock = ViewLock(files, root)
+            stack.callback(lock.close)
+            view = View(files, root)
+            lock.record(view.state.seq)
         ends = resolve_ends(view.state, root, at)
         begins = None if since is None else resolve_since(view.state, root, since, ends)
         selection = Selection.of(root, view.identity.columns, keys, prefix)

@@ -96,7 +96,7 @@ def open_store(path: AnyPath, *, files: Files = LOCAL) -> LastValuesView:
         ConfigError: the directory is not such a store, or it cannot be opened.
     """
     directory = writable(path, files)
-    found: object = "none"
+    found: object = "no store"
     # RocksDB creates what is missing, even in a directory of something else.
     if files.exists(directory / "CURRENT"):
         try:

@@ -55,7 +55,7 @@ class QueryPin:
         if files.exists(checkpoint) and not files.is_directory(checkpoint):
             raise ConfigError(
                 "Not a checkpoint of a query.", path=checkpoint, expected="a directory, or no file yet",
-                found="a file", remedy="correct checkpoint=",
+                found="a file", remedy="correct `checkpoint=`",
             )  # fmt: skip
 
     def has_begun(self) -> bool:
@@ -81,13 +81,16 @@ class QueryPin:
     def read(self) -> Commit:
         """The commit in the file. Raises `Damaged`, and `NotResumable` if it belongs to another app."""
         line = decode_line(self._files.read(self._path).rstrip(b"\n"))
-        if line is None or line.get("t") != "resumed":
+        try:
+            if line is None or line["t"] != "resumed":
+                raise ValueError("other bytes")
+            commit = Commit.from_json(line["commit"])
+        except (KeyError, ValueError, TypeError) as e:
             raise Damaged(
                 "The file with the resumed commit is damaged.", path=self._path,
-                expected="a line that matches its checksum", found="other bytes",
+                expected="a line that matches its checksum, with a commit", found=f"{type(e).__name__}: {e}",
                 remedy="delete the checkpoint, and resume again",
-            )  # fmt: skip
-        commit = Commit.from_json(line["commit"])
+            ) from e  # fmt: skip
         if commit.app != self._app:
             raise NotResumable(
                 "This checkpoint was resumed for another app.", path=self.checkpoint, expected=commit.app,

@@ -203,7 +203,7 @@ def _report_damaged(
         raw = data[last.start : last.end]
         damages.add(
             path, f"line {first.number}, bytes {first.start} to {last.end}",
-            "A manifest line is damaged.", f"crc32c {stated}, as it begins",
+            "A manifest line is damaged.", f"crc32c {stated}, which the line begins with",
             f"crc32c {crc32c(raw[9:-1]):08x}" if raw.endswith(b"\n") else "a line that does not end",
         )  # fmt: skip
     else:

@@ -1,4 +1,6 @@
-"""Without a free descriptor, last values are not read and not written, and the stores stay as they are."""
+"""Without a free descriptor, or with a disk that fails, last values are not read and not written, and the
+stores stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,23 @@ from keyfold.statestore.kv.api import RecordStore
 from keyfold.statestore.rocksdb import database
 from keyfold.statestore.rocksdb.database import Database
 from keyfold.statestore.rocksdb.db import Cursor, unusable
+from support.faults.inject import Operation, Watched, on
 
 CONFIG = {"cleaner.threads": 0}
+
+
+class Limited(Watched):
+    """Where `error` is set, every read of a file of the log, and of the list of stores, fails with it."""
+
+    error: int | None = None
+
+    @contextmanager
+    def around(self, operation: Operation) -> Iterator[None]:
+        selected = (on("map", "read", path="*.arrows"), on("list_directory", path="*/log"))
+        if self.error is not None and any(chosen(operation) for chosen in selected):
+            raise OSError(self.error, os.strerror(self.error), str(operation.path))
+        with super().around(operation):
+            yield
 
 
 @contextmanager
@@ -117,3 +134,64 @@ def test_a_store_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> No
             log.get(b"k7")
         assert log.get(b"k7") == b"1"
         assert {*stores(tmp_path / "log").values()} == {*before.values()}
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["a commit is applied", "the stores are opened"])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errno.EMFILE, "Too many open files in this process"),
+        (errno.ENFILE, "Too many open files in the system"),
+        (errno.EIO, "cannot be brought up to date"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_and_the_next_read_is_answered(
+    tmp_path: Path, error: int, told: str, fresh: bool
+) -> None:
+    files = Limited()
+    with Changelog.open(tmp_path / "log", config=CONFIG, files=files) as log:
+        log.append(table(50, "1"))
+        log.engine.catch_up()
+    before = {*stores(tmp_path / "log").values()}
+    with Changelog.open(tmp_path / "log", files=files) as log:
+        if not fresh:
+            log.engine.catch_up()
+        files.error = error
+        log.append(table(3, "2"))
+        with pytest.raises(StorageFailed, match=told):
+            log.get(b"k1")
+        files.error = None
+        assert [log.get(b"k1"), log.get(b"k7")] == [b"2", b"1"]
+        assert {*stores(tmp_path / "log").values()} == before
+
+
+def test_a_database_that_could_not_write_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB accepts no more writes after one that failed, until it is opened again."""
+    failed: set[Database] = set()
+    full = False
+    write, ingest = Database.write, Database.ingest
+
+    def refused(of: Callable[..., None]) -> Callable[..., None]:
+        def writing(self: Database, what: Any) -> None:
+            if full or self in failed:
+                failed.add(self)
+                raise unusable(Path("/x"), Exception(f"IO error: {os.strerror(errno.EMFILE)}"))
+            of(self, what)
+
+        return writing
+
+    monkeypatch.setattr(Database, "write", refused(write))
+    monkeypatch.setattr(Database, "ingest", refused(ingest))
+    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+        log.append(table(50, "1"))
+        log.engine.catch_up()
+        before = stores(tmp_path / "log")
+        full = True
+        log.append(table(3, "2"))
+        with pytest.raises(StorageFailed, match="Too many open files"):
+            log.get(b"k1")
+        full = False
+        assert [log.get(b"k1"), log.get(b"k7")] == [b"2", b"1"]
+        assert (len(failed), stores(tmp_path / "log")) == (1, before)

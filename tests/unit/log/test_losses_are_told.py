@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from keyfold import Changelog
+from keyfold import Changelog, restore
 from keyfold.statestore.errors import Damaged, KeyfoldError, StorageFailed, WriterFenced
 from keyfold.statestore.kv.api import StoreClosed
 from support.changelogs import BY_HAND, make_closed, rows
-from support.faults.inject import FailAt, changes
+from support.faults.inject import FailAt, Operation, changes
 
 
 def _emptied(root: Path) -> None:
@@ -132,3 +132,34 @@ def test_a_reader_of_a_changelog_without_manifest_is_told_to_put_it_back(tmp_pat
     assert "open the changelog to write once" in str(headless.value.remedy)
     Changelog.open(path).close()
     Changelog.open(path, mode="r").close()
+
+
+def _opened(root: Path, files: FailAt) -> None:
+    Changelog.open(root, mode="r", files=files).close()
+
+
+def _restored(root: Path, files: FailAt) -> None:
+    restore(root, files=files).close()
+
+
+def _reads(operation: Operation) -> bool:
+    return operation.name in ("read", "list_directory", "lock", "create")
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("look", [_opened, _restored])
+def test_wherever_a_reader_cannot_open_a_file_it_says_so(
+    look: Callable[[Path, FailAt], None], error: int, tmp_path: Path
+) -> None:
+    root = make_closed(tmp_path / "log")
+    count = FailAt(None, only=_reads)
+    look(root, count)
+    assert count.count > 3
+    for n in range(count.count):
+        files = FailAt(n, error, only=_reads)
+        with suppress(StorageFailed):
+            look(root, files)
+        assert files.failed == 1
+    with pytest.raises(StorageFailed) as refused:
+        look(root, FailAt(0, error, forever=True, only=_reads))
+    assert ("Too many open files" in refused.value.what) is (error == errno.EMFILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from keyfold.checkpoints.manifest.entries import CheckpointEntry
 from keyfold.checkpoints.manifest.journal import (
     Head,
     JournalWriter,
+    apply_next,
     decode_line,
     encode_line,
     read_durable,
     read_further,
     read_head,
     read_journal,
+    slots_of,
 )
 from keyfold.checkpoints.manifest.segment_lines import Line
 from keyfold.checkpoints.manifest.state import State, empty
@@ -123,6 +126,28 @@ def test_a_bad_line_before_a_good_one_is_damage_even_without_a_head(journal: Pat
         load(journal)
 
 
+def test_a_bad_line_before_a_good_one_whose_newline_is_lost_is_damage(journal: Path) -> None:
+    path = filenames.journal(journal, 1)
+    filenames.head(journal, 1).unlink()
+    path.write_bytes(path.read_bytes().replace(b'"a4"', b'"a9"')[:-1])
+    with pytest.raises(Damaged, match="damaged"):
+        load(journal)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["a later line", "the checkpoint"])
+def test_a_last_line_without_its_newline_was_never_acknowledged(journal: Path, first: bool) -> None:
+    path = filenames.journal(journal, 1)
+    filenames.head(journal, 1).unlink()
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"\n")] if first else data[:-1])
+    loaded = read_journal(LOCAL, journal, 1, ID, None)
+    if first:
+        assert loaded is None
+    else:
+        assert loaded is not None
+        assert (loaded.state.seq, loaded.torn) == (4, len(encode_line(anchor(5))) - 1)
+
+
 def test_a_bad_checkpoint_before_a_good_line_is_damage(journal: Path) -> None:
     path = filenames.journal(journal, 1)
     filenames.head(journal, 1).unlink()
@@ -162,6 +187,31 @@ def test_another_format_is_refused(journal: Path, version: int) -> None:
         load(journal)
 
 
+_COMMIT: Line = {
+    "seq": 2, "t": "commit", "commit": 1, "time": 5, "app": "a", "query": "", "batch": 1, "source": [],
+    "digest": "", "parts": {"0": [{"name": "0-1-1.arrows", "base": 0, "records": 1}]}, "keep": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, "x", 5, -1, 1.5, True, [], [1], {}, {"x": 1}], ids=repr)
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        (None, CheckpointEntry(empty(1, 1, seq=1), ID).to_line()),
+        (empty(1, 1, seq=1), _COMMIT),
+        (empty(1, 1, seq=1), anchor(2)),
+        (empty(1, 1, seq=1), {"seq": 2, "t": "rollback", "commit": 1, "ends": [0], "parts": {}}),
+    ],
+    ids=["checkpoint", "commit", "anchor", "rollback"],
+)
+def test_a_field_with_a_value_of_another_kind_is_damage_or_is_read(
+    before: State | None, line: Line, value: object
+) -> None:
+    for name in line:
+        with suppress(Damaged, FormatTooNew):
+            apply_next(before, {**line, name: value}, Path("j"), "line 1")
+
+
 def test_a_torn_head_leaves_the_other_slot(journal: Path) -> None:
     path = filenames.head(journal, 1)
     data = bytearray(path.read_bytes())
@@ -173,6 +223,15 @@ def test_a_torn_head_leaves_the_other_slot(journal: Path) -> None:
         left = read_head(LOCAL, path)
         assert left is not None
         assert left.seq in (newest.seq, newest.seq - 1)
+
+
+@pytest.mark.parametrize("position", [19, 40, 49, 58])
+def test_a_slot_with_another_digit_is_not_valid(position: int) -> None:
+    """The last digit of the length, of the line, of the journal's checksum, of the slot's own."""
+    slot = Head(700, 5, 0x12345678).encode()
+    other = b"1" if slot[position : position + 1] != b"1" else b"2"
+    changed = slot[:position] + other + slot[position + 1 :]
+    assert slots_of(slot + changed) == [Head(700, 5, 0x12345678), None]
 
 
 def test_an_epoch_is_claimed_once(journal: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from keyfold import Changelog, resume, resume_if_lost
 from keyfold.checkpoints.log.writer import Batch
+from keyfold.checkpoints.manifest.journal import encode_line
 from keyfold.checkpoints.manifest.source_offsets import options_of
 from keyfold.checkpoints.resume.resume_marker import checkpoint_path
 from keyfold.statestore.errors import CompactedAway, ConfigError, Damaged, NotResumable
@@ -160,6 +161,17 @@ def test_what_was_kept_is_checked(log: Changelog, checkpoint: Path) -> None:
     spark_in(checkpoint).plans(0)
     (kept,) = checkpoint.glob("keyfold-resume-*")
     kept.write_bytes(kept.read_bytes().replace(b'"batch":7', b'"batch":6'))
+    with pytest.raises(Damaged, match="delete the checkpoint"):
+        resume(log.path, "job", checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("commit", [None, {}, 5, {"commit": 1, "app": "job"}], ids=repr)
+def test_a_kept_commit_with_other_fields_is_damage(log: Changelog, checkpoint: Path, commit: object) -> None:
+    deliver(log, 7)
+    resume(log.path, "job", checkpoint=checkpoint).close()
+    spark_in(checkpoint).plans(0)
+    (kept,) = checkpoint.glob("keyfold-resume-*")
+    kept.write_bytes(encode_line({"t": "resumed", "commit": commit}))
     with pytest.raises(Damaged, match="delete the checkpoint"):
         resume(log.path, "job", checkpoint=checkpoint)
 
