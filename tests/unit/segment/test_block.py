@@ -47,3 +47,16 @@ def test_a_small_compressed_block_starts_no_threads_of_arrow(codec: str) -> None
         [sys.executable, "-c", _THREADS], input=block, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_offsets_of_a_foreign_block_that_leave_its_bytes_are_refused(codec: str | None) -> None:
+    batch = batch_of(50)
+    _, offsets, data = batch.column("key").buffers()
+    wrong = np.frombuffer(offsets, np.int32).copy()
+    wrong[5] = 1 << 30
+    keys = pa.Array.from_buffers(pa.binary(), 50, [None, pa.py_buffer(wrong), data])
+    columns = [keys if name == "key" else batch.column(name) for name in batch.schema.names]
+    block = encode(pa.RecordBatch.from_arrays(columns, schema=batch.schema), codec)
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        decode(block, own=False)

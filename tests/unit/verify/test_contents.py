@@ -13,8 +13,12 @@ import pytest
 from crc32c import crc32c
 
 from keyfold import Changelog
+from keyfold.checkpoints.log.ownership import journal_epochs
+from keyfold.checkpoints.log.reader_marks import ViewLock
+from keyfold.checkpoints.manifest.journal import Head
 from keyfold.checkpoints.manifest.segment_lines import segment_line
 from keyfold.checkpoints.verify.verify import verify
+from keyfold.statestore import filenames
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.segment.block import RECORD_SCHEMA, encode
 from keyfold.statestore.segment.writer import SegmentWriter, block_of
@@ -177,3 +181,37 @@ def test_a_block_with_a_right_checksum_that_is_none_is_damage(tmp_path: Path) ->
     place_segment(tmp_path / "log", _batch(HERE, [0, 4]), 5, data=b"x" * 64)
     (damage,) = verify(tmp_path / "log").damages
     assert "invalid content" in damage.what
+
+
+# -- what is said of a journal -------------------------------------------------------------------------------
+
+
+def _journal(root: Path) -> tuple[int, Path]:
+    epoch = max(journal_epochs(LOCAL, root))
+    return epoch, filenames.journal(root, epoch)
+
+
+def test_a_head_that_ends_inside_a_line_is_damage(closed: Path) -> None:
+    epoch, journal = _journal(closed)
+    data = journal.read_bytes()[:-3]
+    head = Head(len(data), 1, crc32c(data)).encode()
+    filenames.head(closed, epoch).write_bytes(head + b" " * len(head))
+    assert "A head ends inside a line." in [damage.what for damage in verify(closed).damages]
+
+
+def test_a_damaged_line_is_told_with_the_checksum_that_it_says_and_the_one_that_it_has(closed: Path) -> None:
+    _, journal = _journal(closed)
+    first, rest = journal.read_bytes().split(b"\n", 1)
+    changed = first.replace(b'"seq"', b'"sec"', 1)
+    journal.write_bytes(changed + b"\n" + rest)
+    (damage,) = [d for d in verify(closed).damages if d.what == "A manifest line is damaged."]
+    assert first[:8].decode() in damage.expected
+    assert damage.found == f"crc32c {crc32c(changed[9:]):08x}"
+
+
+def test_the_files_of_the_durable_line_are_kept_while_they_are_checked(
+    closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked: list[int] = []
+    monkeypatch.setattr(ViewLock, "record", lambda self, seq: marked.append(seq))
+    assert verify(closed).line == marked[-1] > 0
