@@ -112,7 +112,7 @@ class ColumnsView(TypedView[Any, dict[str, Any]]):
         current: Callable[[], Columns] | None = None,
     ) -> None:
         self._keys_of = KeySerde(columns)
-        self._current = (lambda: columns) if current is None else current
+        self._current: Callable[[], Columns] = (lambda: columns) if current is None else current
         self._rows = RowSerde(self._current)
         super().__init__(store, self._keys_of, self._rows, owns=owns)
         self._columns = columns

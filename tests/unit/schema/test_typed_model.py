@@ -62,7 +62,7 @@ class Table:
         narrow = [
             name for name, kind in self.kinds.items() if isinstance(kind.json, str) and kind.json in WIDER
         ]
-        if narrow and self.draw(st.booleans()):
+        if narrow and self.draw(st.integers(0, 1)):
             name = self.draw(st.sampled_from(narrow))
             new = Kind(WIDER[self.kinds[name].json], self.kinds[name].values)
         else:
