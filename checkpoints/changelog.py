@@ -384,6 +384,8 @@ class Changelog(Closing):
         if self._view is None or self._store is not None:
             store = self._open_engine().last_values() if self._store is None else self._store
             found = store.get(raw)
+            # A column may have been added until the row was read.
+            columns = self.columns
             return found if found is None or columns is None else columns.decode_row(found)
         self._check_open()
         values = self.identity.value_type
@@ -399,7 +401,10 @@ class Changelog(Closing):
         """
         columns = self._known_columns()
         if self._view is None:
-            store: ReadOnlyStore = self._open_engine().last_values()
+            engine = self._open_engine()
+            store: ReadOnlyStore = engine.last_values()
+            if columns is not None:
+                return ColumnsView(store, columns, current=lambda: engine.identity.columns or columns)
         else:
             self._check_open()
             if self._store is None:

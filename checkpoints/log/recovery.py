@@ -364,11 +364,12 @@ class View:
 
     def refresh(self) -> State:
         before = self._loaded
-        self._loaded = self._load(before)
-        if self._loaded is not before:
-            # After the state: it has all columns that a line names.
+        loaded = self._load(before)
+        if loaded is not before:
+            # Read after the state, so it has all columns that a line names; both are taken, or neither.
             self.identity = read_identity(self.files, self.root)
-        return self._loaded.state
+            self._loaded = loaded
+        return loaded.state
 
     def _load(self, before: Loaded | None) -> Loaded:
         """Load the newest state. Retries if a journal is rolled away between reading its head and itself."""

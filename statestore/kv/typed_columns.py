@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -69,46 +69,60 @@ class RowSerde:
 
     keeps_prefix = False
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Callable[[], Columns]) -> None:
         self._columns = columns
-        self._names = frozenset(field.name for field in columns.value_type)
 
     def serialize(self, value: Mapping[str, Any]) -> bytes:
+        columns = self._columns()
         if not isinstance(value, Mapping):
             raise TypeError(f"expected a dict of columns, not {type(value).__name__}")
-        if unknown := sorted(map(str, set(value) - self._names)):
+        if unknown := sorted(str(name) for name in value if name not in columns.value_names):
             raise ValueError(f"no value columns of this changelog: {', '.join(unknown)}")
         try:
-            return self._columns.encode_row(value)
+            return columns.encode_row(value)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
             raise ValueError(f"a value does not have its column's type ({type(e).__name__})") from None
 
     def deserialize(self, data: bytes) -> dict[str, Any]:
-        return self._columns.decode_row(data)
+        return self._columns().decode_row(data)
 
     def to_binary(self, values: pa.Array) -> pa.Array:
-        return self._columns.encode_rows(values)
+        return self._columns().encode_rows(values)
 
     def from_binary(self, data: pa.Array) -> pa.Array:
-        return self._columns.decode_rows(data)
+        return self._columns().decode_rows(data)
 
 
 class ColumnsView(TypedView[Any, dict[str, Any]]):
     """The last values of typed columns: `get("to")` gives a dict such as `{"count": 2}`. Keys of several
     columns are tuples. `range` takes bounds with the values of the first key columns, `prefix` the values of
     the first ones, or text or bytes that a key begins with. Arrow arrays in give Arrow arrays out.
+
+    Args:
+        current: The columns of now, for a store that follows a changelog while columns are added. It is
+            called after rows were read.
     """
 
-    def __init__(self, store: ReadOnlyStore, columns: Columns, *, owns: bool = False) -> None:
+    def __init__(
+        self,
+        store: ReadOnlyStore,
+        columns: Columns,
+        *,
+        owns: bool = False,
+        current: Callable[[], Columns] | None = None,
+    ) -> None:
         self._keys_of = KeySerde(columns)
-        super().__init__(store, self._keys_of, RowSerde(columns), owns=owns)
+        self._current: Callable[[], Columns] = (lambda: columns) if current is None else current
+        self._rows = RowSerde(self._current)
+        super().__init__(store, self._keys_of, self._rows, owns=owns)
         self._columns = columns
 
     def prefix(self, prefix: object) -> Entries[Any, dict[str, Any]]:
         return self._typed(self._reads.prefix(self._columns.prefix(prefix)))
 
     def snapshot(self) -> ColumnsView:
-        return ColumnsView(self._reads.snapshot(), self._columns, owns=True)
+        below = self._reads.snapshot()
+        return ColumnsView(below, self._current(), owns=True)
 
     def _typed(self, below: Entries[bytes, bytes]) -> Entries[Any, dict[str, Any]]:
         """Many are converted at a time, at first few: most ranges are short."""
@@ -120,7 +134,7 @@ class ColumnsView(TypedView[Any, dict[str, Any]]):
                 found = self._keys_of.from_binary(keys).to_pylist()
                 if len(self._columns.keys) > 1:
                     found = [tuple(key.values()) for key in found]
-                yield from zip(found, self._columns.decode_rows(values).to_pylist(), strict=True)
+                yield from zip(found, self._rows.from_binary(values).to_pylist(), strict=True)
                 count = min(2 * count, _ROWS_MAX)
 
         return Entries(rows(), below.close)

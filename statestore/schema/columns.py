@@ -375,6 +375,11 @@ class Columns:
         return pa.struct(list(self._value_schema))
 
     @cached_property
+    def value_names(self) -> frozenset[str]:
+        """The names of the value columns."""
+        return frozenset(self._value_schema.names)
+
+    @cached_property
     def _arrow_schema(self) -> pa.Schema:
         return spark_types.arrow_schema(self.schema_json["fields"])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import math
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -49,8 +50,27 @@ def encode(value: Mapping[str, Any], kind: pa.StructType, schema_id: int) -> byt
             return plan.encode(value, schema_id)
         except (_Other, struct.error):
             pass
-    packed: bytes = rows.encode(pa.array([dict(value)], kind), schema_id)[0].as_py()
+    given = pa.array([dict(value)], kind)
+    if not _is_kept(value, given[0].as_py()):
+        raise pa.ArrowInvalid("a value would change")
+    packed: bytes = rows.encode(given, schema_id)[0].as_py()
     return packed
+
+
+def _is_kept(value: Any, kept: Any) -> bool:
+    """Whether Arrow has kept a value. It cuts fractions off, takes a time without a zone as UTC, and so on. A
+    float is the nearest one.
+    """
+    if value is None or kept is None:
+        return value is kept
+    if isinstance(kept, dict):
+        return isinstance(value, Mapping) and all(_is_kept(value.get(name), kept[name]) for name in kept)
+    if isinstance(kept, list | tuple):
+        items = list(value.items() if isinstance(value, Mapping) else value)
+        return len(items) == len(kept) and all(map(_is_kept, items, kept))
+    if isinstance(kept, float) and isinstance(value, float):
+        return math.isfinite(kept) or not math.isfinite(value)
+    return isinstance(value, bool) == isinstance(kept, bool) and bool(value == kept)
 
 
 @functools.lru_cache(maxsize=64)

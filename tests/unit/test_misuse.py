@@ -72,7 +72,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         log.append(rows(("a", "1"), ("b", "2"), ("c", "3")), app_id="loader", batch_id=3)
         log.anchor("first")
         log.append(rows(("a", "4")), app_id="loader", batch_id=4)
-        typed.append({"key": [TYPED.encode_key(1)], "value": [b'{"v":1}']})
+        typed.append({"k": [1], "v": [1]})
         log.snapshot(root / "snapshot")
         with Changelog.open(root / "log", mode="r") as reader, restore(root / "log") as state:
             yield World(
@@ -243,8 +243,8 @@ APPEND: dict[str, Misuse] = {
     "append to a reader": lambda w: w.reader.append(rows(("a", "1"))),
     "append to a closed one": lambda w: w.closed.append(rows(("a", "1"))),
     "append None": lambda w: w.log.append(None),
-    "append no JSON to typed columns": lambda w: w.typed.append(rows(("a", "1"))),
-    "append typed columns": lambda w: w.typed.append({"k": [1], "v": [1]}),
+    "append bytes to typed columns": lambda w: w.typed.append(rows(("a", "1"))),
+    "append other columns": lambda w: w.typed.append({"k": [1], "other": [1]}),
     **each(
         "append app_id",
         NO_TEXT | {"empty": "", "surrogate": "\udc80"},
