@@ -208,7 +208,7 @@ def test_a_field_with_a_value_of_another_kind_is_damage_or_is_read(
     before: State | None, line: Line, value: object
 ) -> None:
     for name in line:
-        with suppress(Damaged, FormatTooNew):
+        with suppress(Damaged, UnsupportedFormat):
             apply_next(before, {**line, name: value}, Path("j"), "line 1")
 
 
