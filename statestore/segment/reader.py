@@ -17,15 +17,14 @@ from keyfold.statestore.errors import Damaged, SchemaMismatch, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import (
-    BlockSize,
     block_lengths,
     check_version,
     decode,
     decode_stream,
     record_schema,
     schema_of,
-    size_of,
 )
+from keyfold.statestore.segment.message import BlockSize, size_of
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
 _KEY_NAMES: Final = ["offset", "key"]
