@@ -7,6 +7,7 @@ values are the second buffer and begin where the body begins.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -170,8 +171,10 @@ class _Message:
             table, count = batch.vector(2)
             length = batch.field(0)
             records = _number(data, length, 8) if length else 0
-            entries = range(table, table + 16 * count, 16)
-            buffers = tuple((_number(data, e, 8), _number(data, e + 8, 8)) for e in entries)
+            if not 0 <= table <= table + 16 * count <= len(data):
+                raise IndexError
+            numbers = struct.unpack_from(f"<{2 * count}q", data, table)
+            buffers = tuple(zip(numbers[::2], numbers[1::2], strict=True))
             codec = None
             if batch.field(3):
                 field = batch.table(3).field(0)

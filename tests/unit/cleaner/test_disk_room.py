@@ -18,7 +18,7 @@ from keyfold.statestore.files import Data, Files, OpenFile
 from keyfold.statestore.segment.block import encode, no_headers, record_batch
 from keyfold.statestore.segment.message import size_of
 
-CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": "64MiB"}
+CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": "64MiB", "compression.type": "none"}
 
 
 def batch(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:
