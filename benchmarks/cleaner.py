@@ -16,7 +16,7 @@ turns, for machines are not equally fast all the time; one round of keyfold goes
 Rates are of all records and file bytes of the log, the median of the rounds. The rate by processor time, that
 of all threads of the process, says more where other programs run; so does the ratio in brackets. Memory is
 anonymous memory (RssAnon) of the process at its highest, sampled, with interpreter or JVM; mapped files do
-not count. --linearity and --two measure keyfold alone.
+not count. Both sides use the same codec. --linearity and --two measure keyfold alone.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ BATCH_BYTES = 16 << 10
 MAP_BYTES = 128 << 20
 WARM_RECORDS = 1_000_000
 APPEND_RECORDS = 200_000
+#: Those that both sides know.
+CODECS = ("none", "lz4", "zstd")
 HERE = Path(__file__).resolve().parent
 JARS = HERE.parent / ".kafka-jars"
 
@@ -345,7 +347,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--segment-bytes", type=int, default=128 << 20)
     parser.add_argument("--distribution", choices=["uniform", "zipfian"], help="default: both")
-    parser.add_argument("--compression", choices=["none", "lz4"], help="default: both")
+    parser.add_argument("--compression", choices=CODECS, help="of both sides; default: each")
     parser.add_argument("--linearity", action="store_true", help="1 M, 10 M and 40 M records")
     parser.add_argument("--two", action="store_true", help="two partitions on two cores beside one")
     parser.add_argument("--directory", type=Path, help="where the logs are written")
@@ -376,7 +378,7 @@ def main() -> None:
             print(found.line(f"{partitions} partition{'s' * (partitions > 1)}"))
     else:
         for distribution in (args.distribution,) if args.distribution else ("uniform", "zipfian"):
-            for compression in (args.compression,) if args.compression else ("none", "lz4"):
+            for compression in (args.compression,) if args.compression else CODECS:
                 with folder() as name:
                     compare(Path(name), distribution, compression, int(args.records), args)
 

@@ -144,11 +144,13 @@ class ChangelogSink(ForeachBatch):
         engine.wait_for_room()
         syncing = engine.submit(delivery.sync)
         with self._working_directory(engine) as directory:
-            stage = Stage(str(directory), delivery.batch, log.partitions, engine.clock_ms(), shape)
+            stage = Stage(
+                str(directory), delivery.batch, log.partitions, engine.clock_ms(), shape, log.config.codec
+            )
             staged = self._staged(encoding.select(df), stage)
             syncing.result()
             parts = staging.blocks_by_partition(
-                self._files, stage, staged, log.config.codec, lambda: engine.identity.value_type
+                self._files, stage, staged, lambda: engine.identity.value_type
             )
             # Readers must know a column before a segment has it.
             added = self._added_columns(log, encoding.columns)

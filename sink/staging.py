@@ -1,9 +1,10 @@
 """Staging: tasks write blocks to staging files, and the driver assigns their offsets.
 
-A task splits its rows by partition of the log and writes encoded blocks, with offsets that start at 0, to its
-own file in the writer's working directory. It returns a few numbers per block to the driver, never a row. The
-driver reads each block back, verifies its checksum, shifts its offsets and appends it. Rows are neither
-decoded nor collected, and a batch of any size needs the memory of one block per partition.
+A task splits its rows by partition of the log and writes encoded blocks, compressed and with offsets that
+start at 0, to its own file in the writer's working directory. It returns a few numbers per block to the
+driver, never a row. The driver reads each block back, verifies its checksum, shifts its offsets and appends
+it. Rows are neither decoded nor collected, and a batch of any size needs the memory of one block per
+partition.
 
 A file is used only if its task reported it to the driver: failed or duplicate attempts leave files that are
 ignored. Spark's Python workers import this module, so it imports nothing from `keyfold.checkpoints`.
@@ -34,11 +35,11 @@ from keyfold.statestore.segment.block import (
     BLOCK_BYTES,
     decode,
     encode,
-    rebase,
     record_batch,
     record_schema,
     split,
 )
+from keyfold.statestore.segment.message import rebase
 from keyfold.statestore.segment.writer import Block, block_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Stage:
         directory: The directory of the task's file. It exists, and is removed with the batch.
         now_ms: The timestamp of rows without one.
         shape: The columns of the rows, and the type of the values in the blocks.
+        codec: The compression of the blocks: None, "lz4" or "zstd".
     """
 
     directory: str
@@ -90,6 +92,7 @@ class Stage:
     partitions: int
     now_ms: int
     shape: Shape = RAW
+    codec: str | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Called in a Spark task: the result of `run` as one Arrow batch."""
@@ -106,7 +109,7 @@ class Stage:
             StorageFailed: The file cannot be written.
         """
         path = filenames.staged(Path(self.directory), self.batch, task, attempt)
-        writing = _Writing(files, path, task, attempt)
+        writing = _Writing(files, path, task, attempt, self.codec)
         try:
             with storage_errors(
                 "A task failed to write its part of the batch.",
@@ -159,10 +162,11 @@ class Stage:
 class _Writing:
     """The staging file of one task, created with the first block."""
 
-    def __init__(self, files: Files, path: Path, task: int, attempt: int) -> None:
+    def __init__(self, files: Files, path: Path, task: int, attempt: int, codec: str | None) -> None:
         self.task = task
         self.attempt = attempt
         self.staged: list[Staged] = []
+        self._codec = codec
         self._files = files
         self._path = path
         self._file: OpenFile | None = None
@@ -170,7 +174,7 @@ class _Writing:
     def write(self, partition: int, rows: pa.RecordBatch) -> None:
         columns = (rows.column(name) for name in ("timestamp", "key", "value", "headers"))
         batch = record_batch(np.arange(rows.num_rows, dtype=np.int64), *columns)
-        data = encode(batch)
+        data = encode(batch, self._codec)
         if self._file is None:
             self._file = self._files.create(self._path)
         position = self._file.position
@@ -265,7 +269,6 @@ def blocks_by_partition(
     files: Files,
     stage: Stage,
     staged: Iterable[Staged],
-    compression: str | None,
     value_type: Callable[[], pa.DataType] | None = None,
 ) -> dict[int, Callable[[int], Iterator[Block]]]:
     """For each partition of the log with records: a function that returns its blocks, starting at an offset.
@@ -286,7 +289,7 @@ def blocks_by_partition(
             wanted = stage.shape.value_type if value_type is None else value_type()
             for s in blocks:
                 data = pa.py_buffer(rebase(_read(files, stage, s), offset))
-                block = _as_written(data, stage.shape.value_type, wanted, compression)
+                block = _as_written(data, stage.shape.value_type, wanted, stage.codec)
                 yield Block(block, offset, offset + s.records - 1, s.records, s.tombstones, s.max_timestamp)
                 offset += s.records
 
@@ -295,17 +298,13 @@ def blocks_by_partition(
     return {p: placing(blocks) for p, blocks in parts.items()}
 
 
-def _as_written(
-    block: pa.Buffer, kind: pa.DataType, wanted: pa.DataType, compression: str | None
-) -> pa.Buffer:
+def _as_written(block: pa.Buffer, kind: pa.DataType, wanted: pa.DataType, codec: str | None) -> pa.Buffer:
     """A block whose values have type `kind`, as the segment is to have it."""
-    if kind == wanted and compression is None:
+    if kind == wanted:
         return block
-    batch = decode(block, record_schema(kind))
-    if kind != wanted:
-        offsets, timestamps, keys, values, headers = batch.columns
-        batch = record_batch(offsets.to_numpy(), timestamps, keys, as_type(values, wanted), headers)
-    return encode(batch, compression)
+    offsets, timestamps, keys, values, headers = decode(block, record_schema(kind)).columns
+    batch = record_batch(offsets.to_numpy(), timestamps, keys, as_type(values, wanted), headers)
+    return encode(batch, codec)
 
 
 def _read(files: Files, stage: Stage, s: Staged) -> pa.Buffer:

@@ -152,7 +152,7 @@ class LogConfig:
     cleaner_dedupe_buffer_size: int = _option(
         "cleaner.dedupe.buffer.size", 128 << 20, _at_least(1024, _bytes)
     )
-    compression_type: str = _option("compression.type", "none", _one_of("none", "lz4", "zstd"))
+    compression_type: str = _option("compression.type", "zstd", _one_of("none", "lz4", "zstd"))
     store_backlog_bytes: int = _option("store.backlog.bytes", 1 << 30, _at_least(1 << 20, _bytes))
     anchors_auto: int = _option("anchors.auto", 3, _at_least(0, _int))
     commits_retained: int = _option("commits.retained", 1000, _at_least(1, _int))

@@ -8,8 +8,7 @@ stream:
     | FFFFFFFF | metadata len  | flatbuffer (RecordBatch) | body: the column buffers, 8-byte aligned |
       4 bytes    int32, padded
 
-The offset column has no nulls, so its values are the first non-empty buffer: in an uncompressed block the
-int64 offsets begin where the body begins. `rebase` relies on this to assign offsets to a finished block.
+`message` reads and changes a block without decoding it.
 
 Arrow's format has no checksum. The caller verifies the CRC32C of all bytes before they are given to Arrow.
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from keyfold.statestore.errors import BadRecord, UnsupportedFormat
+from keyfold.statestore.errors import UnsupportedFormat
+from keyfold.statestore.segment.message import PREFIX_BYTES, is_compressed
 
 FORMAT_VERSION: Final = 2
 
@@ -104,8 +103,6 @@ VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
 #: A compressed block up to this size is decoded by the calling thread alone.
 _SMALL_BYTES: Final = 64 << 10
-
-_PREFIX_BYTES: Final = 8
 
 
 def no_headers(count: int) -> pa.Array:
@@ -188,7 +185,7 @@ def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
     with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
         stream.write_batch(batch)
     whole = sink.getvalue()
-    header = _PREFIX_BYTES + int.from_bytes(memoryview(whole)[4:8], "little")
+    header = PREFIX_BYTES + int.from_bytes(memoryview(whole)[4:8], "little")
     return whole.slice(header, whole.size - header - len(END_OF_STREAM))
 
 
@@ -199,7 +196,7 @@ def decode(block: pa.Buffer, schema: pa.Schema = RECORD_SCHEMA, *, own: bool = T
         schema: That of its segment.
         own: False for bytes from an untrusted source: then every offset and length in them is also validated.
     """
-    if own and block.size <= _SMALL_BYTES and _is_compressed(block):
+    if own and block.size <= _SMALL_BYTES and is_compressed(block):
         # Only a stream can be decoded without Arrow's threads, for which a small block would mostly wait.
         header = stream_header(schema)
         return next(decode_stream(pa.py_buffer(header + block.to_pybytes()), len(header)))
@@ -237,129 +234,3 @@ def block_lengths(data: pa.Buffer) -> Iterator[tuple[int, int]]:
         end = reader.tell()
         yield position, end - position
         position = end
-
-
-def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
-    """A copy of an uncompressed block with its offsets 0, 1, 2, … replaced by `base_offset` + 0, 1, 2, …
-
-    Raises:
-        BadRecord: The block's offsets are not 0, 1, 2, …: it is not a staged block.
-    """
-    placed: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8).copy()
-    records = size_of(block).records
-    body = _PREFIX_BYTES + int(placed[4:8].view("<i4")[0])
-    offsets = placed[body : body + 8 * records].view("<i8")
-    if records and (int(offsets[0]) != 0 or int(offsets[-1]) != records - 1):
-        raise BadRecord(
-            "The offsets of a staged block do not start at 0.",
-            expected=f"offsets 0 to {records - 1}",
-            found=f"{int(offsets[0])} to {int(offsets[-1])}",
-            remedy="write the batch again",
-        )
-    offsets += base_offset
-    return placed
-
-
-# -- how large a block is without compression ----------------------------------------------------------------
-
-_CODECS: Final = ("lz4", "zstd")
-#: The position of the key column's buffers: validity and values of each column before it, then its validity.
-_KEY_BUFFERS: Final = slice(5, 7)
-
-
-@dataclass(frozen=True)
-class BlockSize:
-    """The sizes of a block in bytes (stored, uncompressed, and its uncompressed keys with their offsets), its
-    codec (None if uncompressed), and its number of records.
-    """
-
-    stored: int
-    raw: int
-    raw_keys: int
-    codec: str | None
-    records: int
-
-
-def size_of(block: pa.Buffer) -> BlockSize:
-    """Read from the block's metadata and eight bytes of each compressed buffer. Nothing is decoded.
-
-    Raises:
-        ValueError: The bytes are not a block. Their checksum need not have been verified.
-    """
-    data = memoryview(block)
-    try:
-        body = _PREFIX_BYTES + int.from_bytes(data[4:8], "little")
-        message = _Table.root(data, _PREFIX_BYTES)
-        batch = message.table(2)
-        start, count = batch.vector(2)
-        length = batch.field(0)
-        records = _number(data, length, 8) if length else 0
-        places = [
-            (_number(data, start + 16 * i, 8), _number(data, start + 16 * i + 8, 8)) for i in range(count)
-        ]
-        codec = None
-        if batch.field(3):
-            field = batch.table(3).field(0)
-            codec = _CODECS[data[field] if field else 0]
-            sizes = [_raw(data, body + place, stored) for place, stored in places]
-        else:
-            sizes = [stored for _, stored in places]
-    except (IndexError, OverflowError) as e:
-        raise ValueError("not an Arrow record batch") from e
-    return BlockSize(
-        len(data), body + sum(-(-n // 8) * 8 for n in sizes), sum(sizes[_KEY_BUFFERS]), codec, records
-    )
-
-
-def _is_compressed(block: pa.Buffer) -> bool:
-    try:
-        return bool(_Table.root(memoryview(block), _PREFIX_BYTES).table(2).field(3))
-    except IndexError:
-        return False
-
-
-def _raw(data: memoryview, place: int, length: int) -> int:
-    """A compressed buffer begins with its uncompressed length, or with -1 if it is not compressed."""
-    if length == 0:
-        return 0
-    said = _number(data, place, 8)
-    return length - 8 if said == -1 else said
-
-
-def _number(data: memoryview, place: int, size: int) -> int:
-    if not 0 <= place <= len(data) - size:
-        raise IndexError
-    return int.from_bytes(data[place : place + size], "little", signed=True)
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A table of a flatbuffer. Positions are absolute; the position of a missing field is 0."""
-
-    data: memoryview
-    place: int
-
-    @classmethod
-    def root(cls, data: memoryview, place: int) -> _Table:
-        return cls(data, place + _number(data, place, 4))
-
-    def field(self, number: int) -> int:
-        fields = self.place - _number(self.data, self.place, 4)
-        if 4 + 2 * number >= _number(self.data, fields, 2):
-            return 0
-        offset = _number(self.data, fields + 4 + 2 * number, 2)
-        return self.place + offset if offset else 0
-
-    def _follow(self, number: int) -> int:
-        field = self.field(number)
-        if not field:
-            raise IndexError
-        return field + _number(self.data, field, 4)
-
-    def table(self, number: int) -> _Table:
-        return _Table(self.data, self._follow(number))
-
-    def vector(self, number: int) -> tuple[int, int]:
-        """The position of its first element, and the number of elements."""
-        place = self._follow(number)
-        return place + 4, _number(self.data, place, 4)

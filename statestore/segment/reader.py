@@ -17,15 +17,15 @@ from keyfold.statestore.errors import Damaged, SchemaMismatch, ViewExpired
 from keyfold.statestore.files import Files
 from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import (
-    BlockSize,
+    RECORD_SCHEMA,
     block_lengths,
     check_version,
     decode,
     decode_stream,
     record_schema,
     schema_of,
-    size_of,
 )
+from keyfold.statestore.segment.message import BlockSize, size_of
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
 _KEY_NAMES: Final = ["offset", "key"]
@@ -102,18 +102,19 @@ class SegmentReader:
         """
         data = self._slice(0, self.segment.size)
         position = block.address - data.address
-        if not keys_only or not self.segment.sealed:
-            yield from decode_stream(data, position, _KEY_NAMES if keys_only else ())
+        names = _KEY_NAMES if keys_only else RECORD_SCHEMA.names
+        entries = self.index() if self.segment.sealed else np.empty(0, ENTRY)
+        if not len(entries) or (entries["last"] - entries["base"] + 1 != entries["records"]).any():
+            yield from decode_stream(data, position, names)
             return
-        index = self.index()
-        dense = bool((index["last"] - index["base"] + 1 == index["records"]).all())
-        entries = index[np.searchsorted(index["position"], position) :]
-        batches = decode_stream(data, position, ["key"] if dense else _KEY_NAMES)
-        for entry, batch in zip(entries, batches, strict=False):
-            if dense:
-                offsets = np.arange(int(entry["base"]), int(entry["last"]) + 1)
-                batch = pa.RecordBatch.from_arrays([pa.array(offsets), batch.column(0)], _KEY_NAMES)
-            yield batch
+        # No record is missing, so the index says what the offsets are. They need not be decompressed.
+        schema = pa.schema([self.schema().field(name) for name in names], self.schema().metadata)
+        batches = decode_stream(data, position, names[1:])
+        for entry, batch in zip(
+            entries[np.searchsorted(entries["position"], position) :], batches, strict=False
+        ):
+            offsets = pa.array(np.arange(int(entry["base"]), int(entry["last"]) + 1))
+            yield pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=schema)
 
     def sizes(self) -> Iterator[BlockSize]:
         """The size of each block, without reading its data. Raises the same errors as `batches`."""

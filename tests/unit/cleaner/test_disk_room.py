@@ -15,9 +15,10 @@ from keyfold import Changelog, restore
 from keyfold.checkpoints.cleaner.clean_pass import clean_partition
 from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.files import Data, Files, OpenFile
-from keyfold.statestore.segment.block import encode, no_headers, record_batch, size_of
+from keyfold.statestore.segment.block import encode, no_headers, record_batch
+from keyfold.statestore.segment.message import size_of
 
-CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": "64MiB"}
+CONFIG = {"cleaner.threads": 0, "anchors.auto": 0, "segment.bytes": "64MiB", "compression.type": "none"}
 
 
 def batch(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:

@@ -20,7 +20,14 @@ from keyfold.statestore.errors import CompactedAway, StorageFailed
 from keyfold.statestore.files import LOCAL, Files
 
 SEGMENT = 1 << 16
-CONFIG = {"cleaner.threads": 0, "segment.bytes": SEGMENT, "anchors.auto": 0, "delete.retention.ms": 10**12}
+#: Equal values would be next to nothing in a compressed segment, and all of them in one group.
+CONFIG = {
+    "cleaner.threads": 0,
+    "segment.bytes": SEGMENT,
+    "anchors.auto": 0,
+    "delete.retention.ms": 10**12,
+    "compression.type": "none",
+}
 VALUE = b"v" * 1000
 
 
@@ -152,8 +159,12 @@ def test_room_is_asked_for_before_every_group(tmp_path: Path) -> None:
         }
 
 
-def test_a_pass_broken_off_anywhere_leaves_the_same_state_and_is_begun_again(tmp_path: Path) -> None:
-    with Changelog.open(tmp_path / "log", config=CONFIG) as log:
+@pytest.mark.parametrize(("codec", "segment_bytes"), [("none", SEGMENT), ("zstd", 4096)])
+def test_a_pass_broken_off_anywhere_leaves_the_same_state_and_is_begun_again(
+    tmp_path: Path, codec: str, segment_bytes: int
+) -> None:
+    config = {**CONFIG, "compression.type": codec, "segment.bytes": segment_bytes}
+    with Changelog.open(tmp_path / "log", config=config) as log:
         for start in range(0, 300, 30):
             append(log, range(start, start + 30))
         log.compact()

@@ -26,7 +26,9 @@ from keyfold.statestore.keys.partitioner import partition_of
 from support.changelogs import Clock
 from support.waiting import eventually
 
+#: Dirty ratios are of file bytes: without compression, as many records are as many bytes.
 CONFIG = {
+    "compression.type": "none",
     "cleaner.threads": 0,
     "segment.bytes": "1MiB",
     "anchors.auto": 0,

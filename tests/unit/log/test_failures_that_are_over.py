@@ -93,7 +93,7 @@ def test_a_failure_that_goes_on_is_raised_by_every_read(
 def test_a_writer_does_not_wait_for_stores_that_cannot_be_written_and_waits_again_later(
     disk: Disk, tmp_path: Path
 ) -> None:
-    config = {**BY_HAND, "store.backlog.bytes": 1 << 20}
+    config = {**BY_HAND, "store.backlog.bytes": 1 << 20, "compression.type": "none"}
     with Changelog.open(tmp_path / "log", config=config) as log:
         large = rows(*((f"k{n}", "v" * 1000) for n in range(2000)))
         disk.is_full = True

@@ -9,14 +9,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from keyfold.statestore.segment.block import RECORD_SCHEMA, decode, encode, no_headers, record_batch
+from keyfold.statestore.segment.block import (
+    RECORD_SCHEMA,
+    decode,
+    decode_stream,
+    encode,
+    no_headers,
+    record_batch,
+    stream_header,
+)
+from keyfold.statestore.segment.message import rebase
 
 
-def batch_of(count: int) -> pa.RecordBatch:
+def batch_of(count: int, base: int = 0) -> pa.RecordBatch:
     keys = pa.array([b"k%d" % n for n in range(count)])
     values = pa.array([None if n % 3 == 0 else b"value %d" % n for n in range(count)], pa.binary())
     times = pa.array(np.arange(count)).cast(pa.timestamp("ms"))
-    return record_batch(np.arange(count), times, keys, values, no_headers(count))
+    return record_batch(np.arange(base, base + count), times, keys, values, no_headers(count))
 
 
 @pytest.mark.parametrize("count", [1, 2, 50, 3_000, 100_000])
@@ -27,6 +36,23 @@ def test_a_block_is_decoded_to_its_records(count: int, codec: str | None) -> Non
     found.validate(full=True)
     assert found.equals(batch)
     assert found.schema.equals(RECORD_SCHEMA, check_metadata=True)
+
+
+@pytest.mark.parametrize("base", [0, 1, 1 << 40])
+@pytest.mark.parametrize("count", [1, 2, 50, 3_000, 100_000])
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_a_block_with_other_offsets_is_the_block_that_these_offsets_make(
+    count: int, codec: str | None, base: int
+) -> None:
+    """Also if they need more or fewer bytes, so that every other buffer moves."""
+    block = encode(batch_of(count), codec)
+    placed, wanted = pa.py_buffer(rebase(block, base)), batch_of(count, base)
+    assert decode(placed, own=False).equals(wanted)
+    header = stream_header(RECORD_SCHEMA)
+    stream = pa.py_buffer(header + placed.to_pybytes() * 2)
+    assert [b.num_rows for b in decode_stream(stream, len(header))] == [count, count]
+    assert placed.size == encode(wanted, codec).size
+    assert decode(block).equals(batch_of(count))
 
 
 _THREADS = """

@@ -23,7 +23,8 @@ from keyfold.statestore import filenames
 from keyfold.statestore.errors import BadRecord, Damaged, StorageFailed
 from keyfold.statestore.files import LOCAL
 from keyfold.statestore.keys.partitioner import partition_of
-from keyfold.statestore.segment.block import BLOCK_BYTES, HEADERS_TYPE, decode, encode, rebase, record_batch
+from keyfold.statestore.segment.block import BLOCK_BYTES, HEADERS_TYPE, decode, encode, record_batch
+from keyfold.statestore.segment.message import rebase
 
 Row = tuple[bytes, bytes | None]
 
@@ -49,8 +50,8 @@ def records(log: Changelog) -> list[list[Row]]:
     ]
 
 
-def commit(log: Changelog, stage: Stage, staged: list[Staged], codec: str | None = None) -> None:
-    parts = blocks_by_partition(LOCAL, stage, staged, codec)
+def commit(log: Changelog, stage: Stage, staged: list[Staged]) -> None:
+    parts = blocks_by_partition(LOCAL, stage, staged)
     log.engine.writer.commit(parts, Batch("test", stage.batch))
 
 
@@ -63,7 +64,7 @@ rows_of_a_task = st.lists(
 @given(
     st.lists(rows_of_a_task, min_size=1, max_size=4),
     st.integers(1, 5),
-    st.sampled_from([None, "zstd"]),
+    st.sampled_from([None, "lz4", "zstd"]),
     st.sampled_from([60, BLOCK_BYTES]),
 )
 def test_the_log_gets_the_rows_of_each_partition_in_order(
@@ -72,7 +73,7 @@ def test_the_log_gets_the_rows_of_each_partition_in_order(
     """A simple model: rows of all tasks one after the other, split by the partition of their key."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("keyfold.sink.staging.BLOCK_BYTES", kept_bytes)
-        stage = Stage(directory, 3, partitions, 1000)
+        stage = Stage(directory, 3, partitions, 1000, codec=codec)
         staged = [
             s
             for number, batches in enumerate(tasks)
@@ -81,9 +82,7 @@ def test_the_log_gets_the_rows_of_each_partition_in_order(
         rows = [row for batches in tasks for rows in batches for row in rows]
         with Changelog.open(Path(directory) / "log", partitions=partitions) as log:
             for number in range(2):
-                log.engine.writer.commit(
-                    blocks_by_partition(LOCAL, stage, staged, codec), Batch("test", number)
-                )
+                log.engine.writer.commit(blocks_by_partition(LOCAL, stage, staged), Batch("test", number))
             expected = [
                 [row for row in rows if partition_of(row[0], partitions) == p] for p in range(partitions)
             ]
@@ -93,6 +92,23 @@ def test_the_log_gets_the_rows_of_each_partition_in_order(
                 assert offsets == list(range(2 * len(expected[p])))
                 tombstones = sum(s.tombstones for s in log.state.partitions[p].segments)
                 assert tombstones == 2 * sum(value is None for _, value in expected[p])
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_the_blocks_of_a_log_are_as_small_as_the_tasks_have_made_them(
+    tmp_path: Path, codec: str | None
+) -> None:
+    """Whatever the codec of the log is by now."""
+    stage = Stage(str(tmp_path), 0, 1, 0, codec=codec)
+    (staged,) = stage.run(LOCAL, [batch([(b"%d" % i, b"x" * 100) for i in range(5000)])], 0, 0)
+    assert (staged.length < 100_000) == (codec is not None)
+    for setting in ("none", "lz4", "zstd"):
+        with Changelog.open(tmp_path / setting, config={"compression.type": setting}) as log:
+            log.append([{"key": "first", "value": "v"}])
+            before = log.state.partitions[0].bytes
+            commit(log, stage, [staged])
+            assert abs(log.state.partitions[0].bytes - before - staged.length) <= staged.length // 100
+            assert records(log)[0][1:] == [(b"%d" % i, b"x" * 100) for i in range(5000)]
 
 
 def test_large_rows_make_blocks_of_about_two_mebibytes(tmp_path: Path) -> None:
@@ -202,11 +218,14 @@ def test_a_header_without_a_key_is_found_in_its_row(tmp_path: Path, slice_from: 
         assert (found.problem, found.records) == (arrow_rows.NO_HEADER_KEY, 4 - slice_from)
 
 
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
 @pytest.mark.parametrize("offsets", [[1, 2], [0, 2], [5, 6]])
-def test_a_block_whose_records_do_not_count_from_zero_is_not_placed(offsets: list[int]) -> None:
+def test_a_block_whose_records_do_not_count_from_zero_is_not_placed(
+    offsets: list[int], codec: str | None
+) -> None:
     keys, headers = pa.array([b"a", b"b"], pa.binary()), pa.nulls(2, HEADERS_TYPE)
     times = pa.array([0, 0], pa.timestamp("ms"))
-    block = encode(record_batch(np.array(offsets, np.int64), times, keys, keys, headers))
+    block = encode(record_batch(np.array(offsets, np.int64), times, keys, keys, headers), codec)
     with pytest.raises(BadRecord, match="do not start at 0"):
         rebase(block, 7)
 

@@ -94,8 +94,8 @@ def rows_of(
     return pa.RecordBatch.from_pydict(rows)
 
 
-def commit(log: Changelog, stage: Stage, staged: list[Staged], codec: str | None = None) -> None:
-    parts = blocks_by_partition(LOCAL, stage, staged, codec, lambda: log.engine.identity.value_type)
+def commit(log: Changelog, stage: Stage, staged: list[Staged]) -> None:
+    parts = blocks_by_partition(LOCAL, stage, staged, lambda: log.engine.identity.value_type)
     log.engine.writer.commit(parts, Batch("test", stage.batch))
 
 
@@ -116,7 +116,7 @@ def decoded(log: Changelog, partition: int) -> list[dict[str, Any]]:
     later=st.lists(KINDS, max_size=1),
     zone=st.sampled_from(["UTC", "America/New_York"]),
     large=st.booleans(),
-    codec=st.sampled_from([None, "lz4"]),
+    codec=st.sampled_from([None, "lz4", "zstd"]),
     deletes=st.booleans(),
     data=st.data(),
 )
@@ -144,7 +144,7 @@ def test_the_log_has_every_value_exactly(
     after = columns_of(*(kind.json for kind in kinds + added + later))
     stage = Stage("", 0, 2, 5, shape_of(columns, len(kinds)))
     with tempfile.TemporaryDirectory() as directory:
-        stage = Stage(directory, 0, 2, 5, stage.shape)
+        stage = Stage(directory, 0, 2, 5, stage.shape, codec)
         rows = rows_of(keys, made, [flag or None for flag in gone] if deletes else None)
         split = data.draw(st.integers(0, count))
         staged = stage.run(LOCAL, [rows.slice(0, split), rows.slice(split)], 0, 0)
@@ -152,7 +152,7 @@ def test_the_log_has_every_value_exactly(
         with Changelog.open(Path(directory) / "log", partitions=2, columns=columns) as log:
             log.engine.set_columns(columns.accepts(after))
             columns_of_values = [of.name for of in after.value_type]
-            commit(log, stage, staged, codec)
+            commit(log, stage, staged)
             for p in range(2):
                 wanted = [
                     {"k": key} | dict.fromkeys(columns_of_values, None)

@@ -82,7 +82,7 @@ def test_rows_of_a_stream_are_held_to_the_same(times: list[int | None]) -> None:
             assert refused.position == f"batch 3, Spark partition 5, row {expected.index(None)}"
         else:
             assert refused is None
-            blocks = blocks_by_partition(LOCAL, stage, staged, None)[0](0)
+            blocks = blocks_by_partition(LOCAL, stage, staged)[0](0)
             assert sum(block.records for block in blocks) == len(times)
             assert max(s.max_timestamp for s in staged) == max(e for e in expected if e is not None)
 
