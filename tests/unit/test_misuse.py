@@ -212,10 +212,6 @@ COLUMNS: dict[str, Misuse] = {
         f"columns with keys {keys!r}": columns({"type": "struct", "fields": _FIELDS}, keys, "json")
         for keys in ("k", (), ("x",), ("k", "k"), (1,), None, {"k"})
     },
-    **{
-        f"columns with format {format_!r}": columns({"type": "struct", "fields": _FIELDS}, ("k",), format_)
-        for format_ in ("avro", "raw", None)
-    },
 }
 
 CONFIG: dict[str, Misuse] = {

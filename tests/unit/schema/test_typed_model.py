@@ -62,8 +62,8 @@ class Table:
         narrow = [
             name for name, kind in self.kinds.items() if isinstance(kind.json, str) and kind.json in WIDER
         ]
-        if narrow and self.draw(st.integers(0, 1)):
-            name = self.draw(st.sampled_from(narrow))
+        name = self.draw(st.sampled_from([*narrow, ""]))
+        if name:
             new = Kind(WIDER[self.kinds[name].json], self.kinds[name].values)
         else:
             name, new = f"v{len(self.kinds)}", self.draw(KINDS)
