@@ -209,7 +209,7 @@ COLUMNS: dict[str, Misuse] = {
         }.items()
     },
     **{
-        f"columns with keys {keys!r}": columns({"type": "struct", "fields": _FIELDS}, keys, "json")
+        f"columns with keys {keys!r}": columns({"type": "struct", "fields": _FIELDS}, keys)
         for keys in ("k", (), ("x",), ("k", "k"), (1,), None, {"k"})
     },
 }
