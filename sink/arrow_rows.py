@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from keyfold.statestore.projection import as_type
+from keyfold.statestore.projection import as_type, empty_structs
 from keyfold.statestore.schema import key_codec
 from keyfold.statestore.segment.block import HEADERS_TYPE, no_headers
 from keyfold.statestore.timestamps import WRONG_TIMESTAMP, timestamps_ms
@@ -117,7 +117,7 @@ def values_of(rows: pa.RecordBatch, shape: Shape) -> pa.Array:
         return as_type(rows.column("value"), shape.value_type)
     fields = list(shape.value_type)
     if not fields:
-        return pa.Array.from_buffers(shape.value_type, rows.num_rows, [None])
+        return empty_structs(rows.num_rows)
     places = {name: f"value_{i}" for i, name in enumerate(shape.values)}
     columns = [
         as_type(rows.column(places[field.name]), field.type)

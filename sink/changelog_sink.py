@@ -84,7 +84,8 @@ class ChangelogSink(ForeachBatch):
     Raises:
         ConfigError: An argument is refused. Column names are checked against the first batch, before any row
             is read. Or the batch is from an `aggregate` that was resumed from another changelog.
-        SchemaMismatch: The columns are not those of the changelog. Nullable value columns may be added.
+        SchemaMismatch: The columns are not those of the changelog. Value columns may be
+            added, left out, or have a wider type.
         See `Changelog.open` for the other errors.
     """
 

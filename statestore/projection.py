@@ -58,7 +58,8 @@ def _as_struct(column: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     known = {column.type.field(i).name: i for i in range(column.type.num_fields)}
     fields = [kind.field(i) for i in range(kind.num_fields)]
     if not fields:
-        return pa.array([None if gone else {} for gone in column.is_null().to_pylist()], kind)
+        places = pa.array(np.arange(len(column)), mask=column.is_null().to_numpy(zero_copy_only=False))
+        return empty_structs(len(column)).take(places)
     children = [
         as_type(column.field(known[field.name]), field.type)
         if field.name in known
@@ -84,6 +85,11 @@ def _elements(dense: pa.Array) -> tuple[pa.Array, ...]:
     offsets = pc.subtract(dense.offsets, first).cast(pa.int32())
     parts = (dense.keys, dense.items) if pa.types.is_map(dense.type) else (dense.values,)
     return offsets, *(part.slice(first, last - first) for part in parts)
+
+
+def empty_structs(count: int) -> pa.StructArray:
+    """Structs without fields, none of them null."""
+    return pa.Array.from_buffers(pa.struct([]), count, [None])
 
 
 def _dense(column: pa.Array) -> pa.Array:

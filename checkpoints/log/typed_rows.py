@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
-from keyfold.statestore.projection import as_type
+from keyfold.statestore.projection import as_type, empty_structs
 from keyfold.statestore.schema import spark_types
 from keyfold.statestore.schema.columns import Columns
 
@@ -64,11 +65,13 @@ def values_of(batch: pa.RecordBatch, columns: Columns, row: int) -> pa.StructArr
     """The values as structs of the value columns that the batch has. Null where the row deletes its key."""
     fields = [field for field in columns.value_type if field.name in batch.schema.names]
     arrays = [_cast(batch.column(field.name), field.name, field.type, row) for field in fields]
+    values = pa.StructArray.from_arrays(arrays, fields=fields) if fields else empty_structs(batch.num_rows)
     gone = _deleted(batch, columns, row)
-    if not fields:
-        flags = pa.nulls(batch.num_rows, pa.bool_()).fill_null(False) if gone is None else gone
-        return pa.array([None if flag else {} for flag in flags.to_pylist()], pa.struct([]))
-    return pa.StructArray.from_arrays(arrays, fields=fields, mask=gone)
+    if gone is None:
+        return values
+    # A null place also makes the fields null: nothing of a deleted value is written.
+    places = pa.array(np.arange(len(values)), mask=gone.to_numpy(zero_copy_only=False))
+    return values.take(places)
 
 
 def check_keys(keys: pa.Array, columns: Columns, row: int) -> None:

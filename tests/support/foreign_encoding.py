@@ -16,13 +16,16 @@ import pyarrow as pa
 
 UTC = dt.timezone.utc
 DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)$")
-INTS = {"byte": 1, "short": 2, "integer": 4, "long": 8, "date": 4, "timestamp": 8, "timestamp_ntz": 8}
+INTS = {
+    "byte": 1, "short": 2, "integer": 4, "long": 8, "date": 4, "timestamp": 8, "timestamp_ntz": 8,
+    "interval": 8, "time": 8,
+}  # fmt: skip
 
 ARROW = {
     "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
     "float": pa.float32(), "double": pa.float64(), "string": pa.utf8(), "binary": pa.binary(),
     "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"),
-    "void": pa.null(),
+    "void": pa.null(), "interval": pa.duration("us"), "time": pa.time64("ns"),
 }  # fmt: skip
 
 
@@ -31,7 +34,17 @@ class Misfit(Exception):
 
 
 def _name(kind: Any) -> str:
-    return str(kind if isinstance(kind, str) else kind["type"])
+    """Without the parts of an interval and the digits of a time."""
+    name = str(kind if isinstance(kind, str) else kind["type"])
+    return next((prefix for prefix in ("interval", "time") if re.match(rf"{prefix}[ (]", name)), name)
+
+
+def _fields(kind: Any) -> list[dict[str, Any]]:
+    """Of a struct, or of a variant, which is one."""
+    if kind == "variant":
+        return [{"name": name, "type": "binary", "nullable": False} for name in ("value", "metadata")]
+    fields: list[dict[str, Any]] = kind["fields"]
+    return fields
 
 
 def _of_number(kind: str, number: int) -> Any:
@@ -39,6 +52,10 @@ def _of_number(kind: str, number: int) -> Any:
         return dt.date(1970, 1, 1) + dt.timedelta(number)
     if kind == "timestamp":
         return dt.datetime(1970, 1, 1, tzinfo=UTC) + dt.timedelta(microseconds=number)
+    if kind == "interval":
+        return dt.timedelta(microseconds=number)
+    if kind == "time":
+        return (dt.datetime(1970, 1, 1, tzinfo=UTC) + dt.timedelta(microseconds=number // 1000)).time()
     if kind == "timestamp_ntz":
         return dt.datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None) + dt.timedelta(microseconds=number)
     if found := DECIMAL.match(kind):
@@ -55,8 +72,8 @@ def arrow_type(kind: Any) -> pa.DataType:
     name = _name(kind)
     if found := DECIMAL.match(name):
         return pa.decimal128(int(found[1]), int(found[2]))
-    if name == "struct":
-        return pa.struct([pa.field(f["name"], arrow_type(f["type"]), f["nullable"]) for f in kind["fields"]])
+    if name in ("struct", "variant"):
+        return pa.struct([pa.field(f["name"], arrow_type(f["type"]), f["nullable"]) for f in _fields(kind)])
     if name == "array":
         return pa.list_(pa.field("element", arrow_type(kind["elementType"]), kind["containsNull"]))
     if name == "map":
@@ -180,7 +197,7 @@ def _values(data: bytes, at: int, kinds: list[Any]) -> list[Any]:
 
 
 def _is_variable(kind: Any) -> bool:
-    return _name(kind) in ("binary", "struct", "array", "map") or _name(kind).startswith("string")
+    return _name(kind) in ("binary", "struct", "variant", "array", "map") or _name(kind).startswith("string")
 
 
 def _size(kind: Any) -> int:
@@ -192,8 +209,8 @@ def _size(kind: Any) -> int:
 
 def _value(raw: bytes, kind: Any) -> Any:
     name = _name(kind)
-    if name == "struct":
-        return _struct(raw, kind["fields"])
+    if name in ("struct", "variant"):
+        return _struct(raw, _fields(kind))
     if name == "array":
         return _array(raw, kind["elementType"])
     if name == "map":

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from keyfold import Changelog, restore
 from keyfold.checkpoints.log import ingest
+from keyfold.checkpoints.log.typed_rows import DELETED
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import BadRecord, SchemaMismatch
 from keyfold.statestore.schema.columns import Columns
@@ -339,3 +340,12 @@ def test_a_block_of_other_keys_is_told_in_a_few_lines(
         *(f"partition 0, offset {n}" for n in range(10)),
         "partition 0, offset 10, and perhaps more of this block",
     ]
+
+
+def test_nothing_of_a_deleted_value_is_written(tmp_path: Path) -> None:
+    """Not even below the null, where Arrow could keep it."""
+    with Changelog.open(tmp_path / "log", keys="k", config={"compression.type": "none"}) as log:
+        log.append({"k": ["a", "b"], "v": ["kept", "secret"], DELETED: [False, True]})
+        assert (log.get("a"), log.get("b")) == ({"v": "kept"}, None)
+    files = [file.read_bytes() for file in (tmp_path / "log" / "0").iterdir()]
+    assert not any(b"secret" in content for content in files)
