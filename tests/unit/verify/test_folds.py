@@ -26,7 +26,7 @@ from keyfold.statestore.files import LOCAL
 from keyfold.statestore.segment import block
 from support.changelogs import BY_HAND, KEYFOLD, rewrite
 
-CONFIG = {**BY_HAND, "anchors.auto": 0, "segment.bytes": 4096}
+CONFIG = {**BY_HAND, "anchors.auto": 0, "segment.bytes": 4096, "compression.type": "none"}
 TWICE = "A key occurs twice"
 
 
