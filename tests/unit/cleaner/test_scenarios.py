@@ -157,7 +157,9 @@ def test_compact_and_delete_together(log: Changelog, clock: Clock) -> None:
 
 
 def test_values_of_64_mib_pass(tmp_path: Path) -> None:
-    with Changelog.open(tmp_path / "log", config={**CONFIG, "segment.bytes": "16MiB"}) as log:
+    with Changelog.open(
+        tmp_path / "log", config={**CONFIG, "segment.bytes": "16MiB", "compression.type": "none"}
+    ) as log:
         for fill in (b"a", b"b"):
             log.append(pa.table({"key": [b"large", b"small"], "value": [fill * (64 << 20), fill]}))
         (done,) = log.compact()
