@@ -208,9 +208,10 @@ def test_a_value_that_cannot_be_written_is_refused_with_its_batch(
     spark: SparkSession, tmp_path: Path, placement: Any
 ) -> None:
     with ChangelogSink(tmp_path / "log", keys="k", placement=placement) as sink:
-        with pytest.raises(BadRecord, match="'v' is null") as caught:
-            sink(spark.createDataFrame([("a", "x"), ("b", None)], "k string, v string"), 4)
-        assert caught.value.position == "batch 4"
+        df = spark.range(1).selectExpr("'a' k", "cast(x'ff' as string) v")
+        with pytest.raises(BadRecord, match="'v' has a string that is not valid UTF-8") as caught:
+            sink(df, 4)
+        assert str(caught.value.position).startswith("batch 4, Spark partition ")
         assert sink.log.state.commits == ()
 
 

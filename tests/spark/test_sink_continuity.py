@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -41,7 +40,7 @@ def words(spark: SparkSession, directory: Path, batches: int) -> streams.Files:
 
 
 def numbers(sink: ChangelogSink) -> list[int]:
-    return [int(re.sub(rb"\D", b"", value or b"")) for _, value in pairs(sink.log)]
+    return [value["n"] for _, value in pairs(sink.log)]
 
 
 # -- checkpoints that are not the one of the last commit -----------------------------------------------------

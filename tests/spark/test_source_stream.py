@@ -211,15 +211,15 @@ def totals(tmp_path: Path) -> Path:
     """A compacted changelog of sums per word, whose last commit says where its source `events` was."""
     events = tmp_path / "events"
     with Changelog.open(events, columns=TYPED, config=QUIET) as log:
-        log.append(table(("a", '{"n":1}'), ("b", '{"n":2}'), ("a", '{"n":3}')))
+        log.append({"word": ["a", "b", "a"], "n": [1, 2, 3]})
         position = json.dumps({"keyfold": log.identity.uuid, "offsets": {"0": 3}})
     path = tmp_path / "totals"
     with Changelog.open(path, columns=TYPED, config=QUIET) as log:
         writer = log.engine.writer
-        log.append(table(("a", '{"n":4}'), ("b", '{"n":2}')), app_id="totals")
+        log.append({"word": ["a", "b"], "n": [4, 2]}, app_id="totals")
         writer.commit({}, Batch("totals", 1, query="q", source=(position,)))
     with Changelog.open(events, config=QUIET) as log:
-        log.append(table(("b", '{"n":10}'), ("c", '{"n":20}')))
+        log.append({"word": ["b", "c"], "n": [10, 20]})
     return path
 
 
@@ -240,9 +240,9 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(
     result: dict[str, Any] = {row.word: row.n for row in counter.rows}
     assert result == {"a": 4, "b": 12, "c": 20}
     with Changelog.open(tmp_path / "events", config=QUIET) as log:
-        log.append(table(("a", '{"n":100}')))
+        log.append({"word": ["a"], "n": [100]})
     with Changelog.open(totals, config=QUIET) as log:
-        log.append(table(("a", '{"n":-1}')), app_id="another")
+        log.append({"word": ["a"], "n": [-1]}, app_id="another")
     counter.run()
     assert {row.word: row.n for row in counter.rows} == {"a": 104, "b": 12, "c": 20}
 
