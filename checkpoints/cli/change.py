@@ -19,7 +19,7 @@ from keyfold.checkpoints.cli.at import at_from
 from keyfold.checkpoints.cli.output import LocalPath, Target, out, settings_from, time_of, verb
 from keyfold.checkpoints.cli.tables import sentence, table
 from keyfold.checkpoints.log.compact_requests import Request
-from keyfold.checkpoints.manifest.config import LogConfig
+from keyfold.checkpoints.manifest.config import NONE, LogConfig
 from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.checkpoints.manifest.state import Anchor, State
 from keyfold.statestore.errors import ChangelogLocked, ConfigError, KeyfoldError
@@ -288,14 +288,23 @@ def config(place: Target, changes: tuple[str, ...]) -> None:
         with _writer(place, "pass config= when that process opens it, or stop it and try again") as log:
             log.engine.configure(settings)
             known = log.config
-    defaults = LogConfig().named()
-    document = {
-        name: {"value": value, "default": defaults[name], "changed": value != defaults[name]}
-        for name, value in known.named().items()
-    }
+    values, defaults = known.named(), LogConfig().named()
     shown, shown_defaults = known.shown(), LogConfig().shown()
+    document = {
+        name: {
+            "value": _or_null(value, shown[name]),
+            "default": _or_null(defaults[name], shown_defaults[name]),
+            "changed": value != defaults[name],
+        }
+        for name, value in values.items()
+    }
     rows = [(n, shown[n], shown_defaults[n], "changed" if d["changed"] else "") for n, d in document.items()]
     place.show(
         lambda: {"path": str(place.path), "settings": document},
         lambda: out(table(("setting", "value", "default", ""), rows)),
     )
+
+
+def _or_null(value: object, shown: str) -> object:
+    """A setting in JSON: null where there is no limit or location; `compression.type` has a value "none"."""
+    return None if shown == NONE != value else value

@@ -149,13 +149,24 @@ def commit_at(state: State, root: Path, at: int | tuple[str, int] | datetime.dat
 
 
 def _commit_of(state: State, root: Path, moment: datetime.datetime) -> Commit:
-    """The last commit not after a time. Raises `CompactedAway` if that may be one that is no longer
-    retained.
+    """The last commit not after a time.
+
+    Raises:
+        CompactedAway: that may be one that is no longer retained.
+        ConfigError: the first commit is later.
     """
     limit = moment.timestamp() * 1000
     before = [i for i, c in enumerate(state.commits) if c.time_ms <= limit]
     # The clock may have gone backwards: a commit that is no longer retained may be earlier than one that is.
-    if not before or any(0 <= c.until_ms <= limit for c in state.commits[before[-1] :]):
+    later = state.commits[before[-1] if before else 0 :]
+    gone = any(0 <= c.until_ms <= limit for c in later)
+    if not before and not gone and state.commits and state.commits[0].number == 1:
+        first = datetime.datetime.fromtimestamp(state.commits[0].time_ms / 1000, datetime.timezone.utc)
+        raise ConfigError(
+            "There was no commit at that time.", path=root, expected=f"{first.isoformat()} or later",
+            found=moment.isoformat(), remedy="the time above is that of the first commit",
+        )  # fmt: skip
+    if not before or gone:
         raise compacted_away(state, root, moment.isoformat())
     return state.commits[before[-1]]
 

@@ -78,9 +78,11 @@ def test_what_writes_beside_a_living_writer_says_who_it_is_and_what_to_do(tmp_pa
 
 def test_config_shows_every_setting_and_which_were_changed(log_path: Path) -> None:
     with Changelog.open(log_path, mode="r") as log:
-        named, changed = log.config.named(), log.config.changed()
+        named, changed, shown = log.config.named(), log.config.changed(), log.config.shown()
     settings = json_of("config", log_path)["settings"]
-    assert {name: s["value"] for name, s in settings.items()} == named
+    unset = {name for name, text in shown.items() if text == "none" != named[name]}
+    assert len(unset) >= 4
+    assert {name: s["value"] for name, s in settings.items()} == named | dict.fromkeys(unset)
     assert {name for name, s in settings.items() if s["changed"]} == set(changed)
     lines = {line.split()[0]: line for line in run("config", log_path).output.splitlines()}
     assert lines["segment.bytes"].split() == ["segment.bytes", "1024", "134217728", "changed"]

@@ -120,6 +120,8 @@ def test_a_time_between_folded_commits_never_means_an_older_one(tmp_path: Path) 
         with pytest.raises(CompactedAway):
             restore(path, at=at(seconds))
     assert restore(path, at=at(4.5)).to_dict() == {b"a": b"4"}
+    with pytest.raises(ConfigError, match=r"no commit at that time(.|\n)*1970-01-01T00:00:01"):
+        restore(path, at=at(0.5))
 
 
 def test_changes_behind_a_delete_that_is_gone_are_refused(tmp_path: Path) -> None:
