@@ -10,8 +10,9 @@ from keyfold.checkpoints.manifest.identity_file import MAGIC, encode_fields, rea
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import Damaged
 from keyfold.statestore.files import LOCAL
+from keyfold.statestore.segment.block import FORMAT_VERSION
 
-FIELDS = {"magic": MAGIC, "version": 1, "uuid": "c0ffee", "partitions": 4}
+FIELDS = {"magic": MAGIC, "version": FORMAT_VERSION, "uuid": "c0ffee", "partitions": 4}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -30,6 +31,6 @@ def test_another_value_with_the_same_checksum_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_sound_file_without_its_uuid_is_damage(tmp_path: Path) -> None:
-    (tmp_path / filenames.IDENTITY).write_bytes(encode_fields({"magic": MAGIC, "version": 1}))
+    (tmp_path / filenames.IDENTITY).write_bytes(encode_fields({"magic": MAGIC, "version": FORMAT_VERSION}))
     with pytest.raises(Damaged, match="uuid"):
         read_uuid(LOCAL, tmp_path)
