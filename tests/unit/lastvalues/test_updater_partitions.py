@@ -24,8 +24,8 @@ from keyfold.statestore.kv.api import RecordStore, StoreClosed
 from keyfold.statestore.rocksdb.store import LastValues
 from support.waiting import eventually
 
-#: Nobody follows before somebody asks.
-QUIET = {"cleaner.threads": 0, "cleanup.policy": "delete"}
+#: Nobody follows before somebody asks. Blocks are small: compressed, they take longer to read than to write.
+QUIET = {"cleaner.threads": 0, "cleanup.policy": "delete", "compression.type": "none"}
 
 
 class NoSync(Files):
@@ -72,10 +72,10 @@ def _slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Traffic:
-    """A thread that commits to all partitions without a pause, and some that ask for a few of the keys."""
+    """A thread that commits to all partitions, and some that ask for a few of the keys."""
 
-    def __init__(self, log: Changelog, keys: list[str], askers: int) -> None:
-        self.log, self.keys = log, keys
+    def __init__(self, log: Changelog, keys: list[str], askers: int, pause: float = 0) -> None:
+        self.log, self.keys, self._pause = log, keys, pause
         self.committed = self.asked = 0
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=work) for work in [self._write] + [self._ask] * askers]
@@ -84,6 +84,7 @@ class Traffic:
         while not self._ended.is_set():
             self.log.append(table(self.keys, str(self.committed + 1)))
             self.committed += 1
+            time.sleep(self._pause)
 
     def _ask(self) -> None:
         while not self._ended.is_set():
@@ -109,7 +110,8 @@ def test_one_commit_is_seen_whole_in_all_partitions_or_not_at_all(
     keys = [f"k{n}" for n in range(600)]
     with Changelog.open(tmp_path / "log", partitions=150, config=QUIET) as log:
         log.append(table(keys, "0"))
-        with Traffic(log, keys, askers=1) as traffic:
+        # Without a pause the writer gets away from its readers, and each read takes longer than the last.
+        with Traffic(log, keys, askers=1, pause=0.05) as traffic:
             for _ in range(20):
                 before = traffic.committed
                 seen = {value for _, value in log.store().all()}
