@@ -20,7 +20,7 @@ import data
 import job
 import oracle
 import pandas as pd
-from mirror import Mirror
+from mirror import Mirror, entries
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -160,7 +160,7 @@ def check(root: Path, flights: pd.DataFrame, keyed: int, mirror: Mirror) -> None
     report(
         "SQLite mirror",
         mirror.rows(),
-        {k: v for b in table for k, v in zip(b["key"].to_pylist(), b["value"].to_pylist(), strict=True)},
+        {key: value for batch in table for key, value in entries(batch)},
     )
 
 

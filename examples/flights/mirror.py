@@ -12,10 +12,24 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from keyfold import Changelog, restore
 from keyfold.statestore.errors import CompactedAway
+
+
+def entries(batch: pa.RecordBatch) -> Iterator[tuple[bytes, str | bytes | None]]:
+    """Key and value of each record. SQLite has no structs: typed columns become JSON."""
+    for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
+        yield key, _stored(value)
+
+
+def _stored(value: Any) -> str | bytes | None:
+    return json.dumps(value, default=str) if isinstance(value, dict) else value
 
 
 class Mirror:
@@ -34,8 +48,7 @@ class Mirror:
         with restore(self._changelog) as state, self._db:
             self._db.execute("DELETE FROM rows")
             for batch in state.batches():
-                rows = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-                self._db.executemany("INSERT INTO rows VALUES (?, ?)", rows)
+                self._db.executemany("INSERT INTO rows VALUES (?, ?)", entries(batch))
             self._db.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?)", enumerate(state.ends))
         return int(self._db.execute("SELECT count(*) FROM rows").fetchone()[0])
 
@@ -52,19 +65,19 @@ class Mirror:
                 except CompactedAway:
                     return self.reload()
                 for batch in batches:
-                    self._apply(batch["key"].to_pylist(), batch["value"].to_pylist())
+                    self._apply(batch)
                     changes += batch.num_rows
                 self._db.execute("INSERT OR REPLACE INTO offsets VALUES (?, ?)", (partition, end))
         return changes
 
-    def _apply(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        for key, value in zip(keys, values, strict=True):
+    def _apply(self, batch: pa.RecordBatch) -> None:
+        for key, value in entries(batch):
             if value is None:
                 self._db.execute("DELETE FROM rows WHERE key = ?", (key,))
             else:
                 self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, value))
 
-    def rows(self) -> dict[bytes, bytes]:
+    def rows(self) -> dict[bytes, str | bytes]:
         return dict(self._db.execute("SELECT key, value FROM rows"))
 
     def close(self) -> None:
