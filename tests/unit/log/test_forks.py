@@ -173,11 +173,10 @@ from keyfold import Changelog
 from keyfold.checkpoints.log.compact_requests import Request
 log = Changelog.open(sys.argv[1])
 reader = Changelog.open(sys.argv[1], mode="r")
-pid = os.fork()
-if pid == 0:
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # it has let go of the locks by now
     time.sleep(60)
     os._exit(0)
-print(pid, flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen(
