@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -24,13 +25,9 @@ def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
         return _as_struct(column, kind)
     if pa.types.is_map(kind) and pa.types.is_map(column.type):
-        offsets, keys, items = _elements(_dense(column))
-        keys, items = as_type(keys, kind.key_type), as_type(items, kind.item_type)
-        return _with_nulls_of(column, pa.MapArray.from_arrays(offsets, keys, items, type=kind))
-    if pa.types.is_list(kind) and _is_list(column.type):
-        offsets, values = _elements(_dense(column))
-        values = as_type(values, kind.value_type)
-        return _with_nulls_of(column, pa.ListArray.from_arrays(offsets, values, type=kind))
+        return where_present(column, lambda present: _as_map(present, kind))
+    if pa.types.is_list(kind) and is_list(column.type):
+        return where_present(column, lambda present: _as_list(present, kind))
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
         # Arrow casts an integer only to a decimal that holds all values of its type.
         return column.cast(pa.decimal128(_DIGITS_OF_INTEGERS, 0)).cast(kind)
@@ -70,7 +67,19 @@ def _as_struct(column: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
     return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def _as_map(maps: pa.MapArray, kind: pa.MapType) -> pa.MapArray:
+    offsets, keys, items = _elements(maps)
+    keys, items = as_type(keys, kind.key_type), as_type(items, kind.item_type)
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind)
+
+
+def _as_list(lists: pa.Array, kind: pa.ListType) -> pa.ListArray:
+    offsets, values = _elements(lists)
+    return pa.ListArray.from_arrays(offsets, as_type(values, kind.value_type), type=kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is one of Arrow's types of lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -92,14 +101,10 @@ def empty_structs(count: int) -> pa.StructArray:
     return pa.Array.from_buffers(pa.struct([]), count, [None])
 
 
-def _dense(column: pa.Array) -> pa.Array:
-    """The lists or maps that are not null."""
-    return column.drop_null() if column.null_count else column
-
-
-def _with_nulls_of(column: pa.Array, dense: pa.Array) -> pa.Array:
-    """`dense` with nulls where `column` has them."""
-    if not column.null_count:
-        return dense
-    places = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
-    return dense.take(pc.if_else(column.is_valid(), places, None))
+def where_present(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """`convert` applied to the elements that are not null. The others are null in the result."""
+    if not array.null_count:
+        return convert(array)
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    places = np.cumsum(present, dtype=np.int64) - 1
+    return convert(array.drop_null()).take(pa.array(places, mask=~present))

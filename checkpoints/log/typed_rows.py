@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
-from keyfold.statestore.projection import as_type, empty_structs
+from keyfold.statestore.projection import as_type, empty_structs, is_list
 from keyfold.statestore.schema import spark_types
 from keyfold.statestore.schema.columns import Columns
 
@@ -154,15 +154,11 @@ def _is_alike(found: pa.DataType, kind: pa.DataType) -> bool:
             and _is_alike(found.key_type, kind.key_type) and _is_alike(found.item_type, kind.item_type)
         )  # fmt: skip
     if t.is_list(kind):
-        return _is_list(found) and _is_alike(found.value_type, kind.value_type)
+        return is_list(found) and _is_alike(found.value_type, kind.value_type)
     if t.is_timestamp(kind):
         aware = kind.tz is not None
         return (t.is_timestamp(found) and (found.tz is not None) == aware) or (t.is_date(found) and not aware)
     return any(holds(found) and holds(kind) for holds in _FAMILIES)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:

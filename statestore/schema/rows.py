@@ -31,7 +31,7 @@ All numbers are little-endian. A row begins with the id of the schema it was wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -39,6 +39,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from keyfold.statestore.projection import where_present
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Ints: TypeAlias = npt.NDArray[np.int64]
@@ -55,7 +57,7 @@ def encode(values: pa.StructArray, schema_id: int) -> pa.Array:
         pa.ArrowCapacityError: The rows need more than 2 GiB.
     """
     head = schema_id.to_bytes(SCHEMA_ID_BYTES, "little")
-    return _with_nulls(
+    return where_present(
         values, lambda present: _joined([pa.scalar(head), *_struct_pieces(present)], len(present))
     )
 
@@ -70,7 +72,7 @@ def decode(rows: pa.Array, kind: pa.StructType) -> pa.StructArray:
     Raises:
         ValueError: The bytes are not rows of this type.
     """
-    return _with_nulls(rows, lambda present: _read_struct(_Spans.of(present, SCHEMA_ID_BYTES), kind))
+    return where_present(rows, lambda present: _read_struct(_Spans.of(present, SCHEMA_ID_BYTES), kind))
 
 
 def schema_ids(rows: pa.Array) -> npt.NDArray[np.uint16]:
@@ -79,15 +81,6 @@ def schema_ids(rows: pa.Array) -> npt.NDArray[np.uint16]:
     spans.check(SCHEMA_ID_BYTES)
     ids: npt.NDArray[np.uint16] = spans.first(SCHEMA_ID_BYTES).view("<u2")[:, 0]
     return ids
-
-
-def _with_nulls(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """`convert` applied to the elements that are not null. The others are null in the result."""
-    if not array.null_count:
-        return convert(array)
-    present = array.is_valid().to_numpy(zero_copy_only=False)
-    places = np.cumsum(present, dtype=np.int64) - 1
-    return convert(array.drop_null()).take(pa.array(places, mask=~present))
 
 
 # -- encoding ------------------------------------------------------------------------------------------------
@@ -144,9 +137,9 @@ def _bytes_of(column: pa.Array) -> pa.Array:
     """The bytes of a variable type, as `binary`. Null where the value is."""
     kind = column.type
     if pa.types.is_struct(kind):
-        return _with_nulls(column, lambda present: _joined(_struct_pieces(present), len(present)))
+        return where_present(column, lambda present: _joined(_struct_pieces(present), len(present)))
     if pa.types.is_nested(kind):
-        return _with_nulls(column, _arrays)
+        return where_present(column, _arrays)
     return column.cast(pa.binary())
 
 
@@ -290,9 +283,9 @@ def _variable_column(packed: pa.Array, kind: pa.DataType, missing: _Bools | None
         _, offsets, data = packed.buffers()
         packed = pa.Array.from_buffers(pa.binary(), len(packed), [_bitmap(~missing), offsets, data])
     if pa.types.is_struct(kind):
-        return _with_nulls(packed, lambda present: _read_struct(_Spans.of(present, 0), kind))
+        return where_present(packed, lambda present: _read_struct(_Spans.of(present, 0), kind))
     if pa.types.is_nested(kind):
-        return _with_nulls(packed, lambda present: _read_arrays(_Spans.of(present, 0), kind))
+        return where_present(packed, lambda present: _read_arrays(_Spans.of(present, 0), kind))
     try:
         return packed.cast(kind)
     except pa.ArrowInvalid:
