@@ -440,7 +440,7 @@ class Changelog(Closing):
         self._check_open()
         if self._view is not None:
             self._store = None
-            state = self._view.refresh()
+            state = self._view.refresh(columns=True)
             if self._view_lock is not None:
                 self._view_lock.record(state.seq)
 

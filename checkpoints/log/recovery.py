@@ -362,10 +362,11 @@ class View:
     def state(self) -> State:
         return self._loaded.state
 
-    def refresh(self) -> State:
+    def refresh(self, *, columns: bool = False) -> State:
+        """Load the newest state. `columns`: also those that were added and that no line names yet."""
         before = self._loaded
         loaded = self._load(before)
-        if loaded is not before:
+        if columns or loaded is not before:
             # Read after the state, so it has all columns that a line names; both are taken, or neither.
             self.identity = read_identity(self.files, self.root)
             self._loaded = loaded
