@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +12,7 @@ from keyfold.checkpoints.compaction.fold import last_values
 from keyfold.checkpoints.log.spill import KeySpill
 from keyfold.statestore.errors import storage_errors
 from keyfold.statestore.files import LOCAL, Files, temporary
+from keyfold.statestore.segment.block import RECORD_SCHEMA
 from keyfold.statestore.segment.reader import SegmentReader
 from keyfold.statestore.segment.writer import Segment
 
@@ -36,8 +37,9 @@ class Rereading:
         directory: Path,
         segments: tuple[Segment, ...],
         values: pa.DataType | None = None,
+        names: Sequence[str] = RECORD_SCHEMA.names,
     ) -> None:
-        self._readers = [SegmentReader(files, directory, segment, values) for segment in segments]
+        self._readers = [SegmentReader(files, directory, segment, values, names) for segment in segments]
         self._mapped = (0, 0)
         self._directory = temporary()
         self._spill = KeySpill(files if files.has_locks else LOCAL, self._directory, nameless=True)
@@ -84,22 +86,24 @@ def state_batches(
     values: pa.DataType,
     unique_below: int = 0,
     selection: Selection | None = None,
+    names: Sequence[str] = RECORD_SCHEMA.names,
 ) -> Iterator[pa.RecordBatch]:
     """The last record of each key of one partition below offset `end`, without deletes, in offset order.
 
-    `values`: the type of the values, see `SegmentReader`. `unique_below`: below that offset each key occurs
-    once, see `PartitionState.unique_below`.
+    `values`, `names`: the type of the values, and the columns of the records; `offset`, `key` and `value` are
+    needed. See `SegmentReader`. `unique_below`: below that offset each key occurs once, see
+    `PartitionState.unique_below`.
     """
     below = min(unique_below, end)
-    with Rereading(files, directory, segments, values) as read:
+    with Rereading(files, directory, segments, values, names) as read:
 
-        def batches(offset: int) -> Iterator[pa.RecordBatch]:
-            found = read.between(offset, end)
+        def batches(offset: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]:
+            found = read.between(offset, end, keys_only=keys_only)
             return found if selection is None else selection.of_batches(found)
 
         yield from last_values(
             lambda: batches(0),
             below,
-            dirty=lambda: batches(below),
+            dirty=lambda: batches(below, keys_only=True),
             hold=read.hold,
         )

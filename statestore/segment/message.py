@@ -8,6 +8,7 @@ values are the second buffer and begin where the body begins.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,6 +94,33 @@ def rebase(block: pa.Buffer, base_offset: int) -> npt.NDArray[np.uint8]:
     return _with_offsets(placed, message, np.arange(base_offset, base_offset + records, dtype="<i8"))
 
 
+def selected(block: pa.Buffer, nodes: Sequence[int], buffers: Sequence[int]) -> bytes:
+    """A block with only these nodes and buffers, which are given by their numbers, ascending.
+
+    Raises:
+        ValueError: The bytes are not a block that has them.
+    """
+    data = memoryview(block)
+    message = _Message.of(data)
+    if max(nodes) >= message.nodes_count or max(buffers) >= len(message.buffers):
+        raise ValueError("not an Arrow record batch of these columns")
+    metadata = np.frombuffer(data[: message.body], np.uint8).copy()
+    pairs = metadata[message.nodes : message.nodes + 16 * message.nodes_count].view("<i8").reshape(-1, 2)
+    pairs[: len(nodes)] = pairs[list(nodes)]
+    metadata[message.nodes - 4 : message.nodes].view("<u4")[:] = len(nodes)
+    chosen = [message.buffers[i] for i in buffers]
+    padded = [_padded(stored) for _, stored in chosen]
+    ends = np.cumsum(padded)
+    pairs = metadata[message.table : message.table + 16 * len(message.buffers)].view("<i8").reshape(-1, 2)
+    pairs[: len(chosen), 0] = ends - padded
+    pairs[: len(chosen), 1] = [stored for _, stored in chosen]
+    metadata[message.table - 4 : message.table].view("<u4")[:] = len(chosen)
+    metadata[message.length : message.length + 8].view("<i8")[:] = ends[-1]
+    starts = [message.body + place for place, _ in chosen]
+    parts = [data[start : start + size] for start, size in zip(starts, padded, strict=True)]
+    return b"".join([metadata.data, *parts])
+
+
 def _with_offsets(
     block: npt.NDArray[np.uint8], message: _Message, offsets: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
@@ -156,6 +184,8 @@ class _Message:
 
     body: int
     length: int
+    nodes: int
+    nodes_count: int
     table: int
     buffers: tuple[tuple[int, int], ...]
     codec: str | None
@@ -168,6 +198,7 @@ class _Message:
             body = PREFIX_BYTES + int.from_bytes(data[4:8], "little")
             message = _Table.root(data, PREFIX_BYTES)
             batch = message.table(2)
+            nodes, nodes_count = batch.vector(1)
             table, count = batch.vector(2)
             length = batch.field(0)
             records = _number(data, length, 8) if length else 0
@@ -181,7 +212,7 @@ class _Message:
                 codec = _CODECS[data[field] if field else 0]
         except (IndexError, OverflowError) as e:
             raise ValueError("not an Arrow record batch") from e
-        return cls(body, message.field(3), table, buffers, codec, records)
+        return cls(body, message.field(3), nodes, nodes_count, table, buffers, codec, records)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +23,10 @@ from keyfold.statestore.segment.block import (
     check_version,
     decode,
     decode_stream,
-    record_schema,
     schema_of,
 )
-from keyfold.statestore.segment.message import BlockSize, size_of
+from keyfold.statestore.segment.block_columns import BlockColumns
+from keyfold.statestore.segment.message import BlockSize, is_compressed, size_of
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
 _KEY_NAMES: Final = ["offset", "key"]
@@ -37,14 +38,22 @@ class SegmentReader:
 
     Args:
         values: The type that the values are given in. The segment may have fewer or more columns: those that
-            it lacks are null. None for the type in the segment.
+            it lacks are null, those of a compressed block that `values` lacks are not decompressed. None for
+            the type in the segment.
+        names: The columns of the records that are given: `offset` and others, in the order of the log's.
     """
 
     def __init__(
-        self, files: Files, directory: Path, segment: Segment, values: pa.DataType | None = None
+        self,
+        files: Files,
+        directory: Path,
+        segment: Segment,
+        values: pa.DataType | None = None,
+        names: Sequence[str] = RECORD_SCHEMA.names,
     ) -> None:
         self.segment = segment
         self._values = values
+        self._names = names
         self.path = directory / segment.name
         self._files = files
         self._index_path = directory / filenames.segment_index(segment.name)
@@ -78,17 +87,23 @@ class SegmentReader:
         to_offset = segment.next if to_offset is None else min(to_offset, segment.next)
         if from_offset >= to_offset or segment.records == 0:
             return
+        names = _KEY_NAMES if keys_only else self._names
         stream: Iterator[pa.RecordBatch] | None = None
         for block in self._blocks(from_offset, to_offset):
-            if stream is None and self._compressed:
-                stream = self._stream(block, keys_only=keys_only)
-            if stream is not None:
-                batch = next(stream)
+            if self._leaves_fields_out and not keys_only:
+                batch = self._selected(block) if is_compressed(block) else decode(block, self.schema())
             else:
-                # An uncompressed block is not copied, so reading all its columns costs the same.
-                batch = decode(block, self.schema())
-                self._compressed = not _lies_in(batch, block)
-            if self._values is not None and not keys_only:
+                if stream is None and self._compressed:
+                    stream = self._stream(block, names)
+                if stream is not None:
+                    batch = next(stream)
+                else:
+                    # An uncompressed block is not copied, so reading all its columns costs the same.
+                    batch = decode(block, self.schema())
+                    self._compressed = not _lies_in(batch, block)
+            if batch.num_columns > len(names):
+                batch = batch.select(names)
+            if self._values is not None and "value" in names:
                 batch = _with_values(batch, self._values)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
             start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
@@ -96,25 +111,54 @@ class SegmentReader:
             if start < stop:
                 yield batch if stop - start == len(offsets) else batch.slice(start, stop - start)
 
-    def _stream(self, block: pa.Buffer, *, keys_only: bool) -> Iterator[pa.RecordBatch]:
+    def _stream(self, block: pa.Buffer, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Decodes this block and the following ones, in step with `_blocks`: each is requested after its
         checksum was verified. Raises the same errors as `batches`.
         """
         data = self._slice(0, self.segment.size)
         position = block.address - data.address
-        names = _KEY_NAMES if keys_only else RECORD_SCHEMA.names
-        entries = self.index() if self.segment.sealed else np.empty(0, ENTRY)
-        if not len(entries) or (entries["last"] - entries["base"] + 1 != entries["records"]).any():
+        if self._dense is None:
             yield from decode_stream(data, position, names)
             return
-        # No record is missing, so the index says what the offsets are. They need not be decompressed.
         schema = pa.schema([self.schema().field(name) for name in names], self.schema().metadata)
-        batches = decode_stream(data, position, names[1:])
-        for entry, batch in zip(
-            entries[np.searchsorted(entries["position"], position) :], batches, strict=False
-        ):
-            offsets = pa.array(np.arange(int(entry["base"]), int(entry["last"]) + 1))
-            yield pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=schema)
+        entries = self._dense[np.searchsorted(self._dense["position"], position) :]
+        others = (b.columns for b in decode_stream(data, position, names[1:])) if names[1:] else repeat([])
+        for entry, columns in zip(entries, others, strict=False):
+            yield pa.RecordBatch.from_arrays([_offsets(entry), *columns], schema=schema)
+
+    @cached_property
+    def _dense(self) -> npt.NDArray[np.void] | None:
+        """The index, if no record is missing in the blocks: then it says what the offsets are, which need not
+        be decompressed.
+        """
+        entries = self.index() if self.segment.sealed else np.empty(0, ENTRY)
+        if not len(entries) or (entries["last"] - entries["base"] + 1 != entries["records"]).any():
+            return None
+        return entries
+
+    @cached_property
+    def _leaves_fields_out(self) -> bool:
+        """Whether fields of the values in the segment are left out."""
+        if self._values is None or "value" not in self._names or not pa.types.is_struct(self._values):
+            return False
+        return any(
+            self._values.get_field_index(field.name) < 0 for field in self.schema().field("value").type
+        )
+
+    @cached_property
+    def _some(self) -> BlockColumns:
+        names = self._names if self._dense is None else self._names[1:]
+        return BlockColumns.of(self.schema(), names, self._values)
+
+    def _selected(self, block: pa.Buffer) -> pa.RecordBatch:
+        """The columns of a compressed block that are wanted; others are not decompressed."""
+        batch = self._some.decode(block)
+        if self._dense is None:
+            return batch
+        position = block.address - self._slice(0, self.segment.size).address
+        entry = self._dense[np.searchsorted(self._dense["position"], position)]
+        schema = pa.schema([self.schema().field("offset"), *batch.schema])
+        return pa.RecordBatch.from_arrays([_offsets(entry), *batch.columns], schema=schema)
 
     def sizes(self) -> Iterator[BlockSize]:
         """The size of each block, without reading its data. Raises the same errors as `batches`."""
@@ -244,6 +288,11 @@ def _lies_in(batch: pa.RecordBatch, block: pa.Buffer) -> bool:
     return bool(low <= address < low + block.size)
 
 
+def _offsets(entry: np.void) -> pa.Array:
+    """The offsets of a block without gaps, from its entry in the index."""
+    return pa.array(np.arange(int(entry["base"]), int(entry["last"]) + 1))
+
+
 def _with_values(batch: pa.RecordBatch, kind: pa.DataType) -> pa.RecordBatch:
     """The records with their values as `kind`."""
     place = batch.schema.get_field_index("value")
@@ -258,7 +307,8 @@ def _with_values(batch: pa.RecordBatch, kind: pa.DataType) -> pa.RecordBatch:
             expected=kind, found=f"a value of {columns[place].type}",
             remedy="open the changelog again: a column has a wider type now",
         ) from e  # fmt: skip
-    return pa.RecordBatch.from_arrays(columns, schema=record_schema(kind))
+    schema = batch.schema.set(place, batch.schema.field(place).with_type(kind))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def read_segments(
@@ -268,11 +318,12 @@ def read_segments(
     offset: int,
     to: int,
     values: pa.DataType | None = None,
+    names: Sequence[str] = RECORD_SCHEMA.names,
 ) -> Iterator[pa.RecordBatch]:
-    """Records with `offset` <= offset < `to`, in order, their values of type `values` (see `SegmentReader`).
+    """Records with `offset` <= offset < `to`, in order. `values` and `names`: see `SegmentReader`.
 
     Raises `Damaged`, `ViewExpired`.
     """
     for segment in segments:
         if segment.next > offset and segment.base < to:
-            yield from SegmentReader(files, directory, segment, values).batches(offset, to)
+            yield from SegmentReader(files, directory, segment, values, names).batches(offset, to)

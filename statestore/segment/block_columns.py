@@ -1,0 +1,102 @@
+"""Some columns of a block without the others. Codecs only, no I/O.
+
+Arrow's reader leaves out columns of a record, but not fields of a struct, and the value columns are fields of
+the struct `value`. So the nodes and buffers of the other columns are left out of the block's metadata, and
+their bytes out of its body. They are neither copied nor decompressed:
+
+    | prefix, metadata: nodes and buffers of all columns  | body: buffers of all columns           |
+    | prefix, metadata: nodes and buffers of some columns | body: buffers of these columns |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from keyfold.statestore.segment.block import stream_header
+from keyfold.statestore.segment.message import selected
+
+
+@dataclass(frozen=True)
+class BlockColumns:
+    """Columns of the blocks of a segment.
+
+    Attributes:
+        schema: Of the records with these columns.
+        nodes, buffers: Their numbers in the metadata of a block.
+    """
+
+    schema: pa.Schema
+    nodes: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, names: Collection[str], values: pa.DataType | None = None) -> BlockColumns:
+        """The columns `names` of a segment with this schema. Of typed values only the fields that the struct
+        `values` has too; None for all of them.
+        """
+        fields, nodes, buffers = [], [], []
+        node = buffer = 0
+        for field in schema:
+            end = node + _nodes(field.type), buffer + _buffers(field.type)
+            if field.name not in names:
+                pass
+            elif field.name == "value" and pa.types.is_struct(field.type) and values is not None:
+                children = []
+                inner = node + 1, buffer + 1
+                nodes.append(node)
+                buffers.append(buffer)
+                for child in field.type:
+                    after = inner[0] + _nodes(child.type), inner[1] + _buffers(child.type)
+                    if values.get_field_index(child.name) >= 0:
+                        children.append(child)
+                        nodes += range(inner[0], after[0])
+                        buffers += range(inner[1], after[1])
+                    inner = after
+                fields.append(field.with_type(pa.struct(children)))
+            else:
+                fields.append(field)
+                nodes += range(node, end[0])
+                buffers += range(buffer, end[1])
+            node, buffer = end
+        return cls(pa.schema(fields), tuple(nodes), tuple(buffers))
+
+    def decode(self, block: pa.Buffer) -> pa.RecordBatch:
+        """The records of one block, with these columns. Its checksum was verified.
+
+        Raises:
+            ValueError: The bytes are not a block of the segment.
+        """
+        parts = selected(block, self.nodes, self.buffers)
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        with pa.ipc.open_stream(pa.py_buffer(stream_header(self.schema) + parts), options=options) as stream:
+            return stream.read_next_batch()
+
+
+def _nodes(kind: pa.DataType) -> int:
+    """The number of nodes of a column: its own, and those of its children."""
+    return 1 + sum(_nodes(child) for child in _children(kind))
+
+
+def _buffers(kind: pa.DataType) -> int:
+    """The number of buffers of a column and its children."""
+    if pa.types.is_null(kind):
+        return 0
+    if pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind):
+        own = 1
+    elif any(has_ends(kind) for has_ends in _WITH_OFFSETS_AND_DATA):
+        own = 3
+    else:
+        own = 2
+    return own + sum(_buffers(child) for child in _children(kind))
+
+
+def _children(kind: pa.DataType) -> list[pa.DataType]:
+    return [kind.field(i).type for i in range(kind.num_fields)]
+
+
+_WITH_OFFSETS_AND_DATA = (
+    pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
+)  # fmt: skip
