@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from keyfold import Changelog
 from keyfold.statestore.files import LOCAL
-from keyfold.statestore.segment import block_columns
 from keyfold.statestore.segment.block import HEADERS_TYPE, RECORD_SCHEMA, encode, record_batch
 from keyfold.statestore.segment.block_columns import BlockColumns
+from keyfold.statestore.segment.message import selected
 from keyfold.statestore.segment.reader import SegmentReader
 from support.value_kinds import columns
 
@@ -70,7 +70,7 @@ def test_the_bytes_of_other_columns_are_not_read(codec: str | None) -> None:
     batch = records_of(values)
     block = encode(batch, codec)
     wanted = BlockColumns.of(batch.schema, ["value"], pa.struct([values.type.field("a")]))
-    kept = block_columns.selected(block, wanted.nodes, wanted.buffers)
+    kept = selected(block, wanted.nodes, wanted.buffers)
     assert len(kept) < block.size / 3
     assert wanted.decode(block).column("value").field("a").equals(values.field("a"))
 
