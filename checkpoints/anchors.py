@@ -10,7 +10,7 @@ from typing import Final
 
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.entries import AnchorEntry, UnanchorEntry
-from keyfold.checkpoints.manifest.resolve import At, resolve_commit
+from keyfold.checkpoints.manifest.resolve import At, anchor_names, resolve_commit
 from keyfold.checkpoints.manifest.state import Anchor, Commit
 from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
@@ -44,7 +44,7 @@ def drop_anchor(writer: Writer, name: str) -> Anchor:
         if anchor is None:
             raise ConfigError(
                 f"The anchor {name!r} does not exist.", path=writer.root,
-                expected=", ".join(sorted(writer.state.anchors)) or "an anchor (none is set)",
+                expected=anchor_names(writer.state),
                 found=repr(name), remedy="name an anchor that exists",
             )  # fmt: skip
         writer.write_line(UnanchorEntry(name))

@@ -84,9 +84,16 @@ class Standby(Closing):
                 remedy="free or repair the disk, or grant this user the right to write there",
             ):  # fmt: skip
                 raise
-        self._updater = StateUpdater(self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS)
-        self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
-        self._thread.start()
+        try:
+            self._updater = StateUpdater(
+                self._followed, self._place, eager=True, linger_seconds=_LINGER_SECONDS
+            )
+            self._thread = threading.Thread(target=self._follow, name="keyfold-standby", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._place.close()
+            self._followed.close()
+            raise
 
     def __repr__(self) -> str:
         if self._ended.is_set() or not self._process.is_this():

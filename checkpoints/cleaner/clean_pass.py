@@ -25,6 +25,7 @@ from keyfold.checkpoints.cleaner.disk_room import Room
 from keyfold.checkpoints.cleaner.log_to_clean import LogToClean, anchor_offsets, cutting, find_log_to_clean
 from keyfold.checkpoints.cleaner.progress import after_group, dated
 from keyfold.checkpoints.compaction.fold import FoldCounts, OffsetMap, compacted_pairs
+from keyfold.checkpoints.log.recovery import lost
 from keyfold.checkpoints.log.rewrite import Pace, discard_segments, rewrite_segments
 from keyfold.checkpoints.log.spill import KeySpill
 from keyfold.checkpoints.log.writer import Writer
@@ -168,8 +169,10 @@ class CleanPass:
         if isinstance(error, ViewExpired | OSError):
             # A writer that has taken over deletes the files that this writer still names, and its work.
             self._writer.ownership.prove()
-        if isinstance(error, ViewExpired) and not self._all_named():
-            raise Aborted from error
+        if isinstance(error, ViewExpired):
+            if not self._all_named():
+                raise Aborted from error
+            raise lost(self._writer.files, self._writer.root, error) or error
         if isinstance(error, OSError):
             raise StorageFailed(
                 "A cleaner pass could not write its copy. The groups that it has not swapped are unchanged.",

@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
 from keyfold.checkpoints.cleaner.manager import CleanerManager
@@ -64,6 +65,7 @@ class Pool:
         """Forget all changelogs and threads, without touching them."""
         self.dead_threads = 0
         self._engines: list[Cleanable] = []
+        self._stilled = 0
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
         self._chores = threading.Lock()
@@ -84,6 +86,16 @@ class Pool:
         with engine.chores:
             pass
 
+    @contextmanager
+    def stilled(self) -> Iterator[None]:
+        """Start no threads: a command does what it was asked to do, and nothing else."""
+        self._stilled += 1
+        try:
+            yield
+        finally:
+            self._stilled -= 1
+            self.wake()
+
     def wake(self) -> None:
         """Look again now, because a setting has changed."""
         with self._changed:
@@ -92,6 +104,8 @@ class Pool:
 
     def _start_threads(self) -> None:
         self._threads = [t for t in self._threads if t.is_alive()]
+        if self._stilled:
+            return
         wanted = max((e.writer.identity.config.cleaner_threads for e in self._engines), default=0)
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._run, name="keyfold-cleaner", daemon=True)

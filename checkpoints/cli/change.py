@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from keyfold.checkpoints.changelog import Changelog
+from keyfold.checkpoints.cleaner.pool import POOL
 from keyfold.checkpoints.cli.at import at_from
 from keyfold.checkpoints.cli.output import LocalPath, Target, out, settings_from, time_of, verb
 from keyfold.checkpoints.cli.tables import sentence, table
@@ -38,14 +39,15 @@ def _writer(place: Target, remedy: str) -> Iterator[Changelog]:
             "A snapshot is read-only.", path=place.path, expected="a changelog",
             found="a snapshot", remedy="clone it to a changelog with keyfold snapshot PATH --clone-to DIR",
         )  # fmt: skip
-    try:
-        log = Changelog.open(place.path, files=place.files)
-    except ChangelogLocked as e:
-        raise ChangelogLocked(
-            e.what, path=e.path, position=e.position, expected=e.expected, found=e.found, remedy=remedy
-        ) from e
-    with log:
-        yield log
+    with POOL.stilled():
+        try:
+            log = Changelog.open(place.path, files=place.files)
+        except ChangelogLocked as e:
+            raise ChangelogLocked(
+                e.what, path=e.path, position=e.position, expected=e.expected, found=e.found, remedy=remedy
+            ) from e
+        with log:
+            yield log
 
 
 # -- compact -------------------------------------------------------------------------------------------------

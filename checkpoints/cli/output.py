@@ -16,7 +16,8 @@ import click
 
 from keyfold.checkpoints.cli.exits import output_failed
 from keyfold.checkpoints.cli.tables import printable
-from keyfold.statestore.errors import ConfigError
+from keyfold.checkpoints.log.recovery import lost
+from keyfold.statestore.errors import ConfigError, ViewExpired
 from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.paths import local_path, remote_scheme, without_secrets
 from keyfold.statestore.remote_files import located
@@ -82,7 +83,10 @@ def verb(
                 if writes(options):
                     _check_local(path)
                 files, root = located(path, None, local)
-                function(Target(root, files, as_json, path, local), **options)
+                try:
+                    function(Target(root, files, as_json, path, local), **options)
+                except ViewExpired as e:
+                    raise lost(files, root, e) or e from e
             except OSError as e:
                 if e.filename is None and not isinstance(e, BrokenPipeError):
                     e.filename = path  # an error of a write to an open file has no file name

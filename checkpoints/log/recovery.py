@@ -49,6 +49,7 @@ from keyfold.statestore.errors import (
     Damaged,
     KeyfoldError,
     NotAChangelog,
+    ViewExpired,
     storage_errors,
 )
 from keyfold.statestore.files import Files, OpenFile
@@ -126,7 +127,9 @@ def open_writer(
             ownership.close()
         told = storage_errors(
             "The changelog cannot be opened to write.", root, expected="a writable directory",
-            remedy='free or repair the disk, or open it with mode="r"',
+            remedy='free or repair the disk, grant this user the right to write, or open it with mode="r"'
+            if files.is_directory(root)
+            else "choose a path in a directory where this user may write",
         )  # fmt: skip
         with told, limit_told(root, "the changelog cannot be opened to write"):
             raise
@@ -146,7 +149,7 @@ def _no_manifest(files: Files, root: Path) -> Damaged:
 def check_creatable(files: Files, root: Path) -> None:
     """Raises `NotAChangelog` if the path holds something else than an unfinished changelog."""
     if files.exists(root) and not files.is_directory(root):
-        what, found = "the path is a file", "a file"
+        what, found, remedy = "the path is a file", "a file", "choose another path"
     else:
         own = {filenames.LOCK, filenames.MANIFEST, filenames.READERS, filenames.WORK}
         foreign = [
@@ -158,12 +161,13 @@ def check_creatable(files: Files, root: Path) -> None:
             return
         what = "the directory is not empty"
         found = f"a directory with {len(foreign)} other entries, such as {foreign[0]!r}"
+        remedy = f"choose another path, or put {filenames.IDENTITY} back if this was a changelog"
     raise NotAChangelog(
         f"Cannot create a changelog here: {what}.",
         path=root,
         expected="an empty directory, or a path that does not exist",
         found=found,
-        remedy=f"choose another path, or put {filenames.IDENTITY} back if this was a changelog",
+        remedy=remedy,
     )
 
 
@@ -345,6 +349,22 @@ def _unnamed(files: Files, root: Path, state: State) -> list[Path]:
     work = files.list_directory(root / filenames.WORK)
     found += [root / filenames.WORK / n for n in work if n.isdigit() and int(n) < state.epoch]
     return found
+
+
+def lost(files: Files, root: Path, error: ViewExpired) -> Damaged | None:
+    """What to raise instead of `error` if the newest manifest still names the file that no longer exists."""
+    partitions = View(files, root).state.partitions
+    for number, partition in enumerate(partitions):
+        directory = filenames.partition(root, number)
+        for segment in partition.segments:
+            names = segment.name, filenames.segment_index(segment.name)
+            if any(error.path == str(directory / name) for name in names):
+                return Damaged(
+                    "A file that the manifest names is missing.", path=error.path,
+                    expected="the file", found="no such file",
+                    remedy="restore from a snapshot or a copy; `keyfold verify` lists all damage",
+                )  # fmt: skip
+    return None
 
 
 class View:

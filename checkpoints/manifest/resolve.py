@@ -32,13 +32,18 @@ def resolve_ends(state: State, root: Path, at: At) -> tuple[int, ...]:
             raise ConfigError(
                 f"The anchor {at!r} does not exist.",
                 path=root,
-                expected=", ".join(sorted(state.anchors)) or "an anchor (none is set)",
+                expected=anchor_names(state),
                 found=repr(at),
                 remedy="name an anchor that exists",
             )
         return _exact(state, root, anchor.ends, f"anchor {at!r}, commit {anchor.commit}")
     commit = commit_at(state, root, at)
     return _exact(state, root, commit.ends, f"commit {commit.number}")
+
+
+def anchor_names(state: State) -> str:
+    """The anchors that there are, for an error."""
+    return ", ".join(map(repr, sorted(state.anchors))) or "an anchor (none is set)"
 
 
 def _ends_given(state: State, root: Path, at: Mapping[int, int]) -> tuple[int, ...]:

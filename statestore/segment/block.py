@@ -72,7 +72,6 @@ def record_schema(values: pa.DataType) -> pa.Schema:
 RECORD_SCHEMA: Final = record_schema(pa.binary())
 
 
-@functools.lru_cache(maxsize=64)
 def stream_header(schema: pa.Schema) -> bytes:
     """The schema message at the start of every segment."""
     header: bytes = schema.serialize().to_pybytes()

@@ -139,7 +139,13 @@ def test_the_wheel_has_every_file_of_the_folders_and_nothing_else(wheel: Path) -
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    wanted |= {"keyfold/__init__.py", "keyfold/errors.py", "keyfold/py.typed", "pyspark_keyfold/__init__.py"}
+    wanted |= {
+        "keyfold/__init__.py",
+        "keyfold/__main__.py",
+        "keyfold/errors.py",
+        "keyfold/py.typed",
+        "pyspark_keyfold/__init__.py",
+    }
     assert {n for n in files_in(wheel) if ".dist-info/" not in n} == wanted
 
 

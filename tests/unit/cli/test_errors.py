@@ -209,6 +209,28 @@ def test_a_missing_key_is_no_damage(places: Path) -> None:
     assert run("get", places / "bad segment", "k10").exit_code == 4
 
 
+@pytest.mark.parametrize("kind", ["arrows", "index"])
+@pytest.mark.parametrize("call", ["dump", "get", "tail", "compact --full", "restore --to out.parquet"])
+def test_a_lost_file_is_damage_and_told_once(
+    call: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_closed(tmp_path / "log")
+    for lost in root.glob(f"*/*.{kind}"):
+        lost.unlink()
+    verb, *options = call.split()
+    key = ["k10"] if verb == "get" else []
+    monkeypatch.chdir(tmp_path)
+    done = run(verb, root, *key, *options)
+    assert done.exit_code == exits.DAMAGED.code, done.output
+    assert "A file that the manifest names is missing." in done.output
+    assert not [r for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")]
+
+
+def test_python_runs_the_command_as_a_module(places: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "keyfold", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "keyfold")
+
+
 @pytest.mark.parametrize(
     "words", [["nothing"], ["stats"], ["get", "."], ["dump", ".", "--limit", "-1"], ["ls", ".", "--what"]]
 )

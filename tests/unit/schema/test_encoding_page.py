@@ -5,6 +5,7 @@ alone reads them, and those of keys.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _values(fields: list[dict[str, Any]], text: str) -> dict[str, Any]:
 
 def shown(value: object) -> str:
     """A NaN is not equal to itself, and -0.0 equals 0.0; time zones named UTC are the same."""
-    return repr(value).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
+    return re.sub(r"<UTC>|zoneinfo\.ZoneInfo\(key='UTC'\)", "datetime.timezone.utc", repr(value))
 
 
 @pytest.mark.parametrize(("kinds", "text", "raw"), ROWS)

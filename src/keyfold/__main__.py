@@ -1,0 +1,5 @@
+"""`python -m keyfold`: the `keyfold` command of this interpreter."""
+
+from keyfold.checkpoints.cli.main import main
+
+main()
