@@ -45,7 +45,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 @dataclass
 class FoldCounts:
-    """What a pass has done so far. Bytes are those of the Arrow buffers, without compression.
+    """What a pass has done so far.
 
     Attributes:
         dropped_tombstones: the highest offset of those between each two neighbouring anchors, ascending.
@@ -54,8 +54,6 @@ class FoldCounts:
 
     records_read: int = 0
     records_kept: int = 0
-    bytes_read: int = 0
-    bytes_kept: int = 0
     tombstones_dropped: int = 0
     dropped_tombstones: tuple[int, ...] = ()
     swept_end: int = 0
@@ -116,10 +114,8 @@ def compacted_pairs(
         hashes = _Hashes(batch, offset_map.hash_keys)
         rows = expired.without(batch, cursor.kept(batch, hashes), hashes)
         counts.records_read += batch.num_rows
-        counts.bytes_read += batch.nbytes
         staying = _select(batch, rows)
         counts.records_kept += staying.num_rows
-        counts.bytes_kept += staying.nbytes
         counts.tombstones_dropped = expired.dropped
         counts.dropped_tombstones = expired.highest_dropped
         yield batch, staying

@@ -40,7 +40,7 @@ _POSITION: Final = np.uint64(POSITIONS_MAX - 1)
 _HALF_HASH: Final = np.uint64((1 << 64) - POSITIONS_MAX)
 _HALF: Final = np.uint64(32)
 #: Number of entries that are processed at a time: their keys' cache lines fit the second-level cache.
-_SLICE: Final = 1 << 12
+_SLICE: Final = 1 << 14
 #: Room for the first entries, and when that is full; memory that is not written to costs nothing. It
 #: doubles where folding leaves more than half of it in use. Never more than the capacity allows.
 _ROOM_MIN: Final = 1 << 17

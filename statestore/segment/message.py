@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from keyfold.statestore.errors import BadRecord
 PREFIX_BYTES: Final = 8
 
 _CODECS: Final = ("lz4", "zstd")
+#: Read a signed number of so many bytes.
+_NUMBERS: Final = {kind.size: kind.unpack_from for kind in map(struct.Struct, ("<h", "<i", "<q"))}
 #: The number of the buffer with the offsets. The one before it is their validity.
 _OFFSETS: Final = 1
 #: The position of the key column's buffers: validity and values of each column before it, then its validity.
@@ -173,7 +175,8 @@ def _raw(data: memoryview, place: int, length: int) -> int:
 def _number(data: memoryview, place: int, size: int) -> int:
     if not 0 <= place <= len(data) - size:
         raise IndexError
-    return int.from_bytes(data[place : place + size], "little", signed=True)
+    number: int = _NUMBERS[size](data, place)[0]
+    return number
 
 
 @dataclass(frozen=True)
@@ -215,8 +218,7 @@ class _Message:
         return cls(body, message.field(3), nodes, nodes_count, table, buffers, codec, records)
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """A table of a flatbuffer. Positions are absolute; the position of a missing field is 0."""
 
     data: memoryview
