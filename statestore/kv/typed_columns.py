@@ -117,6 +117,11 @@ class ColumnsView(TypedView[Any, dict[str, Any]]):
         super().__init__(store, self._keys_of, self._rows, owns=owns)
         self._columns = columns
 
+    def get(self, key: Any) -> dict[str, Any] | None:
+        # As the serdes do, with fewer calls.
+        row = self._reads.get(self._columns.encode_key(*_parts(key)))
+        return None if row is None else self._current().decode_row(row)
+
     def prefix(self, prefix: object) -> Entries[Any, dict[str, Any]]:
         return self._typed(self._reads.prefix(self._columns.prefix(prefix)))
 

@@ -18,12 +18,16 @@ import pyarrow as pa
 
 from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.projection import as_type
-from keyfold.statestore.schema import key_codec, key_decoder, row_values, rows, spark_types
-from keyfold.statestore.schema.key_values import encode_beginning, encode_values
+from keyfold.statestore.schema import key_codec, key_decoder, rows, spark_types
+from keyfold.statestore.schema.key_values import KeyEncoder, encode_beginning, encode_values
+from keyfold.statestore.schema.row_values import RowValues
 from keyfold.statestore.schema.spark_types import FieldJson
 
 #: The encoding of keys that `key_codec` writes, by its name in `changelog.json`.
 KEY_ENCODING: Final = "ordered"
+
+#: The types of most keys, which are neither None nor a mapping.
+_SCALARS: Final = frozenset((int, str, bytes))
 
 #: A changelog of raw bytes has no columns.
 RAW: None = None
@@ -202,12 +206,12 @@ class Columns:
         Raises:
             pa.ArrowInvalid, pa.ArrowTypeError, OverflowError: A value does not have its column's type.
         """
-        return row_values.encode(value, self.value_type, 1 + len(self.earlier))
+        return self._row_values.encode(value, 1 + len(self.earlier))
 
     def decode_row(self, packed: bytes) -> dict[str, Any]:
         """The value of one row. Raises `ValueError` if the bytes are not a row of this changelog."""
         if int.from_bytes(packed[: rows.SCHEMA_ID_BYTES], "little") == 1 + len(self.earlier):
-            return row_values.decode(packed, self.value_type)
+            return self._row_values.decode(packed)
         value: dict[str, Any] = self.decode_rows(pa.array([packed], pa.binary()))[0].as_py()
         return value
 
@@ -227,6 +231,8 @@ class Columns:
         Raises:
             BadRecord: A value is None or does not have its column's type.
         """
+        if len(parts) == 1 and type(parts[0]) in _SCALARS and len(self.keys) == 1:
+            return self._encode_key(parts)
         values: Sequence[object] = parts
         if len(parts) == 1 and isinstance(parts[0], Mapping) and set(parts[0]) == set(self.keys):
             values = [parts[0][name] for name in self.keys]
@@ -237,7 +243,7 @@ class Columns:
                 found=f"{sum(value is not None for value in values)} values",
                 remedy="give one value for each key column, in this order",
             )
-        return encode_values(self._key_schema, values)
+        return self._encode_key(values)
 
     def key_prefix(self, *leading: object, begins: bytes | str | None = None) -> bytes:
         """The bytes with which exactly those keys begin that have these values in their first columns.
@@ -386,6 +392,14 @@ class Columns:
     @cached_property
     def _key_schema(self) -> pa.Schema:
         return spark_types.arrow_schema(self._key_fields)
+
+    @cached_property
+    def _encode_key(self) -> KeyEncoder:
+        return KeyEncoder(self._key_schema)
+
+    @cached_property
+    def _row_values(self) -> RowValues:
+        return RowValues(self.value_type)
 
     @cached_property
     def _value_schema(self) -> pa.Schema:

@@ -7,7 +7,8 @@ import decimal
 import math
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +47,45 @@ def encode_values(schema: pa.Schema, values: Sequence[object], *, whole: bool = 
         except (TypeError, ValueError, ArithmeticError):
             raise _unfit(field, value) from None
     return encoded
+
+
+class KeyEncoder:
+    """`encode_values` for whole keys, fast where every value has exactly the usual Python type: for lookups
+    one by one.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._usual = [_usual(field.type, last=i == len(schema) - 1) for i, field in enumerate(schema)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeyEncoder, (self._schema,)
+
+    def __call__(self, values: Sequence[object]) -> bytes:
+        """The bytes of a key with one value per column. Raises `BadRecord`."""
+        encoded = b""
+        try:
+            for (kind, encode), value in zip(self._usual, values, strict=True):
+                if type(value) is not kind:
+                    return encode_values(self._schema, values)
+                encoded += encode(value)
+        except (ValueError, OverflowError):
+            # Says which value does not fit, and why.
+            return encode_values(self._schema, values)
+        return encoded
+
+
+def _usual(kind: pa.DataType, *, last: bool) -> tuple[type, Callable[[Any], bytes]]:
+    """The Python type of values of one column, and how one is encoded."""
+    if pa.types.is_integer(kind):
+        width = kind.bit_width // 8
+        zero = 1 << (8 * width - 1)
+        return int, lambda number: (number + zero).to_bytes(width, "big")
+    if pa.types.is_string(kind):
+        return str, str.encode if last else lambda text: _escaped(text.encode()) + _END
+    if pa.types.is_binary(kind):
+        return bytes, bytes if last else lambda data: _escaped(data) + _END
+    return type(None), bytes
 
 
 def encode_beginning(schema: pa.Schema, column: int, begins: bytes | str) -> bytes:

@@ -6,7 +6,6 @@ The usual types are converted here, the others by `rows`. Python values are thos
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -29,32 +28,43 @@ class _Other(Exception):
     """A value of a type that is left to Arrow."""
 
 
-def decode(data: bytes, kind: pa.StructType) -> dict[str, Any]:
-    """The values in a row. Raises `ValueError` if the bytes are not a row of this type."""
-    plan = _plan(kind)
-    if plan is None:
-        found: dict[str, Any] = rows.decode(pa.array([data], pa.binary()), kind)[0].as_py()
-        return found
-    return plan.decode(data)
+class RowValues:
+    """Converts the rows of one type of values.
 
-
-def encode(value: Mapping[str, Any], kind: pa.StructType, schema_id: int) -> bytes:
-    """The row with these values; a field that is left out is null.
-
-    Raises:
-        pa.ArrowInvalid, pa.ArrowTypeError, OverflowError: A value does not have its field's type.
+    Args:
+        kind: The type of the values.
     """
-    plan = _plan(kind)
-    if plan is not None:
-        try:
-            return plan.encode(value, schema_id)
-        except (_Other, struct.error):
-            pass
-    given = pa.array([dict(value)], kind)
-    if not _is_kept(value, given[0].as_py()):
-        raise pa.ArrowInvalid("a value would change")
-    packed: bytes = rows.encode(given, schema_id)[0].as_py()
-    return packed
+
+    def __init__(self, kind: pa.StructType) -> None:
+        self._kind = kind
+        self._plan = _plan(kind)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowValues, (self._kind,)
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        """The values in a row. Raises `ValueError` if the bytes are not a row of this type."""
+        if self._plan is not None:
+            return self._plan.decode(data)
+        found: dict[str, Any] = rows.decode(pa.array([data], pa.binary()), self._kind)[0].as_py()
+        return found
+
+    def encode(self, value: Mapping[str, Any], schema_id: int) -> bytes:
+        """The row with these values; a field that is left out is null.
+
+        Raises:
+            pa.ArrowInvalid, pa.ArrowTypeError, OverflowError: A value does not have its field's type.
+        """
+        if self._plan is not None:
+            try:
+                return self._plan.encode(value, schema_id)
+            except (_Other, struct.error):
+                pass
+        given = pa.array([dict(value)], self._kind)
+        if not _is_kept(value, given[0].as_py()):
+            raise pa.ArrowInvalid("a value would change")
+        packed: bytes = rows.encode(given, schema_id)[0].as_py()
+        return packed
 
 
 def _is_kept(value: Any, kept: Any) -> bool:
@@ -73,7 +83,6 @@ def _is_kept(value: Any, kept: Any) -> bool:
     return isinstance(value, bool) == isinstance(kept, bool) and bool(value == kept)
 
 
-@functools.lru_cache(maxsize=64)
 def _plan(kind: pa.StructType) -> _Plan | None:
     fields = [kind.field(i) for i in range(kind.num_fields)]
     known = [_FIXED.get(field.type) for field in fields]
@@ -86,32 +95,36 @@ class _Plan:
     """How a row of a flat struct is read and written."""
 
     def __init__(self, names: list[str], kinds: list[pa.DataType], known: list[_Fixed | None]) -> None:
+        self._names = names
         self._fields = list(zip(names, kinds, known, strict=True))
         self._null_bytes = -(-len(names) // 8)
         formats = "".join("I" if k is None else k[1] for k in known)
         self._fixed = struct.Struct(f"<H{self._null_bytes}s{formats}")
+        self._no_nulls = bytes(self._null_bytes)
+        # What is left to do with the numbers of the fixed part, by their place in it.
+        self._variable = [(i, pa.types.is_string(kind)) for i, kind in enumerate(kinds) if known[i] is None]
+        self._converted = [(i, k[2]) for i, k in enumerate(known) if k is not None and k[2] is not None]
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        if len(data) < self._fixed.size:
+        base = start = self._fixed.size
+        if len(data) < base:
             raise ValueError("a row is too short")
-        _, bits, *numbers = self._fixed.unpack_from(data)
-        nulls, start, base = int.from_bytes(bits, "little"), self._fixed.size, self._fixed.size
-        found: dict[str, Any] = {}
-        for i, ((name, kind, known), number) in enumerate(zip(self._fields, numbers, strict=True)):
-            value: Any = number
-            if known is None:
-                stop = base + number
-                if not start <= stop <= len(data):
-                    raise ValueError("a field ends outside its row")
-                value, start = data[start:stop], stop
-                if pa.types.is_string(kind):
-                    value = value.decode()
-            elif known[2] is not None and not nulls >> i & 1:
-                value = known[2](number)
-            found[name] = None if nulls >> i & 1 else value
+        _, bits, *values = self._fixed.unpack_from(data)
+        for i, is_text in self._variable:
+            stop = base + values[i]
+            if not start <= stop <= len(data):
+                raise ValueError("a field ends outside its row")
+            values[i] = data[start:stop].decode() if is_text else data[start:stop]
+            start = stop
         if start != len(data):
             raise ValueError("a row is too long")
-        return found
+        if bits != self._no_nulls:
+            nulls = int.from_bytes(bits, "little")
+            values = [None if nulls >> i & 1 else value for i, value in enumerate(values)]
+        for i, convert in self._converted:
+            if values[i] is not None:
+                values[i] = convert(values[i])
+        return dict(zip(self._names, values, strict=True))
 
     def encode(self, value: Mapping[str, Any], schema_id: int) -> bytes:
         nulls = end = 0

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from keyfold.statestore.schema import row_values, rows
+from keyfold.statestore.schema import rows
+from keyfold.statestore.schema.row_values import RowValues
 from keyfold.statestore.schema.spark_types import arrow_schema
 from support.foreign_encoding import Misfit, read_key, read_row
 from support.key_kinds import field, parsed_types, parsed_value
@@ -55,9 +56,9 @@ def test_each_row_of_the_page_is_written_and_read(kinds: str, text: str, raw: by
     kind, expected = pa.struct(list(arrow_schema(fields))), _values(fields, text)
     packed = rows.encode(pa.array([expected], kind), 1)
     assert packed.to_pylist() == [raw]
-    assert row_values.encode(expected, kind, 1) == raw
+    assert RowValues(kind).encode(expected, 1) == raw
     assert shown(rows.decode(packed, kind)[0].as_py()) == shown(expected)
-    assert shown(row_values.decode(raw, kind)) == shown(expected)
+    assert shown(RowValues(kind).decode(raw)) == shown(expected)
 
 
 @pytest.mark.parametrize(("kinds", "text", "raw"), ROWS)

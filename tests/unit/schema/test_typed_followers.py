@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from keyfold import Changelog, restore
 from keyfold.checkpoints.log import recovery
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import KeyfoldError
-from keyfold.statestore.schema import row_values, rows
+from keyfold.statestore.schema import rows
 from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.schema.row_values import RowValues
 from keyfold.statestore.segment.block import BLOCK_BYTES, no_headers, record_batch, schema_of, split
 from support.changelogs import BY_HAND, flip
 from support.key_kinds import ATOMIC, field
@@ -157,10 +159,25 @@ def test_a_row_alone_is_that_of_many(kinds: list[Any], number: int, data: st.Dat
     value = {f"f{i}": data.draw(st.none() | kind.values) for i, kind in enumerate(kinds)}
     whole = pa.array([value], kind)
     packed = rows.encode(whole, number)[0].as_py()
-    assert row_values.encode(value, kind, number) == packed
+    assert RowValues(kind).encode(value, number) == packed
     given_ = {name: item for name, item in value.items() if item is not None}
-    assert row_values.encode(given_, kind, number) == packed
-    assert exact(row_values.decode(packed, kind)) == exact(whole[0].as_py())
+    assert RowValues(kind).encode(given_, number) == packed
+    assert exact(RowValues(kind).decode(packed)) == exact(whole[0].as_py())
+
+
+@given(st.lists(st.sampled_from(ATOMIC), min_size=1, max_size=4), st.data())
+def test_a_key_alone_is_that_of_many(kinds: list[Any], data: st.DataObject) -> None:
+    """Also of columns that were used and then sent to another process."""
+    names = tuple(f"k{i}" for i in range(len(kinds)))
+    fields = [field(name, kind.json) for name, kind in zip(names, kinds, strict=True)]
+    of = Columns({"type": "struct", "fields": fields}, names)
+    for _ in range(2):
+        values = [data.draw(kind.values) for kind in kinds]
+        arrays = [pa.array([value], kind.arrow) for value, kind in zip(values, kinds, strict=True)]
+        (packed,) = of.encode_keys(arrays).to_pylist()
+        assert of.encode_key(*values) == packed
+        of = ForkingPickler.loads(ForkingPickler.dumps(of))
+        assert of.decode_row(of.encode_row({})) == {}
 
 
 @given(st.lists(st.sampled_from(ATOMIC), max_size=6), st.data())
@@ -181,7 +198,7 @@ def test_other_bytes_are_refused_alone_as_among_many(kinds: list[Any], data: st.
     except (ValueError, OverflowError):  # also a time that Python cannot represent
         many = None
     try:
-        alone: str | None = exact(row_values.decode(bytes(row), kind))
+        alone: str | None = exact(RowValues(kind).decode(bytes(row)))
     except (ValueError, OverflowError):
         alone = None
     assert alone == many
