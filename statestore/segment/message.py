@@ -22,7 +22,7 @@ from keyfold.statestore.errors import BadRecord
 PREFIX_BYTES: Final = 8
 
 _CODECS: Final = ("lz4", "zstd")
-#: Read a signed number of so many bytes.
+#: Reads a signed number, by its size in bytes.
 _NUMBERS: Final = {kind.size: kind.unpack_from for kind in map(struct.Struct, ("<h", "<i", "<q"))}
 #: The number of the buffer with the offsets. The one before it is their validity.
 _OFFSETS: Final = 1
