@@ -240,12 +240,16 @@ def _shown_restorable(found: dict[str, Any]) -> str:
 @verb(
     "keyfold ls var/counts",
     "keyfold ls var/counts --json | jq -r '.files[].path'",
+    "keyfold ls var/counts --paths --sealed | xargs -d '\\n' cp -t backup",
 )
-def ls(place: Target) -> None:
+@click.option("--paths", is_flag=True, help="Print only the absolute path of each file, one per line.")
+@click.option("--sealed", is_flag=True, help="Leave out active segments, which a writer appends to.")
+def ls(place: Target, *, paths: bool, sealed: bool) -> None:
     """List the committed segment files.
 
     Each file is an Arrow IPC stream. Together they are the log: a file that is not listed is not part of it,
-    even if it exists. In the active segment only the listed bytes are committed.
+    even if it exists. In the active segment only the listed bytes are committed. While another process
+    writes, the cleaner may delete a listed file; a snapshot keeps its files.
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         found: list[dict[str, Any]] = [
@@ -262,7 +266,12 @@ def ls(place: Target) -> None:
             }
             for partition, p in enumerate(log.state.partitions)
             for s in p.segments
+            if s.sealed or not sealed
         ]
+    if paths and not place.as_json:
+        for file in found:
+            out(file["path"])
+        return
     shown = ("partition", "name", "base_offset", "next_offset", "bytes", "records", "tombstones")
     headings = ("partition", "name", "base", "next", "bytes", "records", "tombstones", "state")
     rows = [[*(f[name] for name in shown), "sealed" if f["sealed"] else "active"] for f in found]

@@ -37,6 +37,7 @@ from keyfold.statestore.kv.typed_columns import LastValuesView
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import located, writable
 from keyfold.statestore.segment.block import RECORD_SCHEMA
+from keyfold.statestore.segment.reader import read_segments
 from keyfold.statestore.segment.writer import Segment
 
 if TYPE_CHECKING:
@@ -181,6 +182,35 @@ class RestoredState(Closing):
         with self._listening() as listeners:
             for partition in self.partitions:
                 yield from self._told(partition, listeners)
+
+    def records(
+        self, partition: int, names: Sequence[str], values: pa.DataType, *, every: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """The last record of each key of one partition, or `every` record of the log. `names` and `values`
+        are the columns to read: see `SegmentReader`, and `state_batches` for those that it needs.
+        """
+        p, end = self._state.partitions[partition], self.ends[partition]
+        directory = filenames.partition(self.path, partition)
+        self._check_open()
+        if every:
+            found = read_segments(self._files, directory, p.segments, p.start, end, values, names)
+        else:
+            below = p.unique_below
+            found = state_batches(
+                self._files, directory, p.segments, end, values, below, self._selection, names
+            )
+        for batch in found:
+            self._check_open()
+            yield batch
+
+    def count(self, *, every: bool) -> int | None:
+        """The number of records that `records` gives, if the manifest says it; else None."""
+        self._check_open()
+        parts = [(self._state.partitions[n], self.ends[n]) for n in self.partitions]
+        known = all(p.end == end and (every or p.unique_below >= end) for p, end in parts)
+        if not known or not self._selection.is_whole:
+            return None
+        return sum(s.records - (0 if every else s.tombstones) for p, _ in parts for s in p.segments)
 
     def to_arrow(self) -> pa.Table:
         """One row per key: the typed columns, or `key` and `value` as binary. Row order has no meaning.
@@ -350,13 +380,10 @@ class RestoredState(Closing):
             listener.on_restore_end(self.path, partition, restored)
 
     def _partition(self, partition: int) -> Iterator[pa.RecordBatch]:
+        if self._begins is None:
+            return self.records(partition, RECORD_SCHEMA.names, self._values, every=False)
         p, end = self._state.partitions[partition], self.ends[partition]
         directory = filenames.partition(self.path, partition)
-        if self._begins is None:
-            below = p.unique_below
-            return state_batches(
-                self._files, directory, p.segments, end, self._values, below, self._selection
-            )
         begin = min(self._begins[partition], end)
         return self._changes(directory, p.segments, begin, end)
 

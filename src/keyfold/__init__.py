@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from keyfold import errors as errors
     from keyfold.checkpoints.changelog import Changelog as Changelog
+    from keyfold.checkpoints.restore.dataset import ChangelogDataset as ChangelogDataset
+    from keyfold.checkpoints.restore.dataset import dataset as dataset
     from keyfold.checkpoints.restore.restore import RestoredState as RestoredState
     from keyfold.checkpoints.restore.restore import restore as restore
     from keyfold.checkpoints.restore.targets import open_store as open_store
@@ -45,6 +47,7 @@ __version__: Final = "0.1.0"
 __all__ = [
     "BytesSerde",
     "Changelog",
+    "ChangelogDataset",
     "ChangelogSink",
     "Int64Serde",
     "JsonSerde",
@@ -57,6 +60,7 @@ __all__ = [
     "TaskSink",
     "__version__",
     "aggregate",
+    "dataset",
     "errors",
     "initial_state",
     "kafka_stream",
@@ -72,6 +76,7 @@ __all__ = [
 _MODULES: Final = {
     "BytesSerde": "keyfold.statestore.kv.serdes",
     "Changelog": "keyfold.checkpoints.changelog",
+    "ChangelogDataset": "keyfold.checkpoints.restore.dataset",
     "ChangelogSink": "keyfold.sink.changelog_sink",
     "Int64Serde": "keyfold.statestore.kv.serdes",
     "JsonSerde": "keyfold.statestore.kv.serdes",
@@ -83,6 +88,7 @@ _MODULES: Final = {
     "Task": "keyfold.sink.task_sink",
     "TaskSink": "keyfold.sink.task_sink",
     "aggregate": "keyfold.streaming.aggregate",
+    "dataset": "keyfold.checkpoints.restore.dataset",
     "initial_state": "keyfold.streaming.initial_state",
     "kafka_stream": "keyfold.streaming.kafka",
     "open_store": "keyfold.checkpoints.restore.targets",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -63,6 +64,10 @@ class BlockColumns:
             node, buffer = end
         return cls(pa.schema(fields), tuple(nodes), tuple(buffers))
 
+    @cached_property
+    def _header(self) -> bytes:
+        return stream_header(self.schema)
+
     def decode(self, block: pa.Buffer) -> pa.RecordBatch:
         """The records of one block, with these columns. Its checksum was verified.
 
@@ -71,7 +76,7 @@ class BlockColumns:
         """
         parts = selected(block, self.nodes, self.buffers)
         options = pa.ipc.IpcReadOptions(use_threads=False)
-        with pa.ipc.open_stream(pa.py_buffer(stream_header(self.schema) + parts), options=options) as stream:
+        with pa.ipc.open_stream(pa.py_buffer(self._header + parts), options=options) as stream:
             return stream.read_next_batch()
 
 

@@ -17,6 +17,7 @@ PUBLIC = frozenset(
     [
         "BytesSerde",
         "Changelog",
+        "ChangelogDataset",
         "ChangelogSink",
         "Int64Serde",
         "JsonSerde",
@@ -29,6 +30,7 @@ PUBLIC = frozenset(
         "TaskSink",
         "__version__",
         "aggregate",
+        "dataset",
         "errors",
         "initial_state",
         "kafka_stream",

@@ -47,6 +47,7 @@ SEAMS = ("statestore/files.py", "statestore/remote_files.py")
 ALLOWED: dict[tuple[str, str], str] = {
     ("checkpoints/restore/export.py", "import of pyarrow.parquet"): "writes to a file that `Files` opened",
     ("checkpoints/restore/export.py", "import of pyarrow.csv"): "writes to a file that `Files` opened",
+    ("checkpoints/restore/dataset.py", "import of pyarrow.dataset"): "scans batches that `Files` has read",
     (
         "sink/offset_log.py",
         "call of self._system.exists",

@@ -336,6 +336,31 @@ def test_the_listed_bytes_are_the_log_for_a_plain_arrow_tool(
     assert pa.concat_tables(tables).equals(pa.Table.from_batches(batches))
 
 
+@pytest.mark.parametrize("name", ["closed", "crashed"])
+def test_ls_prints_paths_for_other_commands(name: str, request: pytest.FixtureRequest) -> None:
+    root = request.getfixturevalue(name)
+    listed = json_of("ls", root)["files"]
+    everything = [file["path"] for file in listed]
+    sealed = [file["path"] for file in listed if file["sealed"]]
+    assert len(everything) > 1
+    assert sealed == (everything if name == "closed" else [])
+    assert run("ls", root, "--paths").output.splitlines() == everything
+    assert run("ls", root, "--paths", "--sealed").output.splitlines() == sealed
+    assert json_of("ls", root, "--paths")["files"] == listed
+    assert [file["path"] for file in json_of("ls", root, "--sealed")["files"]] == sealed
+    assert len(run("ls", root, "--sealed").output.splitlines()) == 1 + len(sealed)
+
+
+def test_the_paths_of_ls_go_to_xargs(closed: Path, tmp_path: Path) -> None:
+    root = tmp_path / "with a space"
+    closed.rename(root)
+    command = f"{KEYFOLD} ls '{root}' --paths | xargs -d '\\n' -n 1 wc -c"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    sizes = {line.split(" ", 1)[1]: int(line.split()[0]) for line in done.stdout.splitlines()}
+    end_mark = 8
+    assert sizes == {file["path"]: file["bytes"] + end_mark for file in json_of("ls", root)["files"]}
+
+
 def test_ls_is_plain_columns_where_no_terminal_is(closed: Path) -> None:
     lines = run("ls", closed).output.splitlines()
     assert lines[0].split() == [
