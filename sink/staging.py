@@ -26,6 +26,7 @@ from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import types as T
 
 from keyfold.sink.arrow_rows import PROBLEMS, RAW, Shape, deleted, in_order, problem_of, records_of
+from keyfold.sink.python_worker import freeze_loaded, without_delays
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import BadRecord, Damaged, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
@@ -98,7 +99,8 @@ class Stage:
         """Called in a Spark task: the result of `run` as one Arrow batch."""
         context = TaskContext.get()
         assert context is not None
-        staged = self.run(LOCAL, batches, context.partitionId(), context.taskAttemptId())
+        freeze_loaded()
+        staged = self.run(LOCAL, without_delays(batches), context.partitionId(), context.taskAttemptId())
         rows = np.array([astuple(s) for s in staged], np.int64).reshape(-1, len(_NAMES))
         yield pa.RecordBatch.from_arrays([pa.array(column) for column in rows.T.copy()], schema=_FACTS)
 
