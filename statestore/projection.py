@@ -15,14 +15,14 @@ _DIGITS_OF_INTEGERS: Final = 20
 
 def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as another type that can hold its values. Fields of structs are matched by name: what the
-    column lacks is null, what `kind` lacks is left out.
+    column lacks is null, what `kind` lacks is left out. A struct without fields keeps only what is null.
 
     Raises:
         pa.ArrowInvalid: A value does not fit.
     """
     if column.type.equals(kind):
         return column
-    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+    if pa.types.is_struct(kind) and (pa.types.is_struct(column.type) or not kind.num_fields):
         return _as_struct(column, kind)
     if pa.types.is_map(kind) and pa.types.is_map(column.type):
         return where_present(column, lambda present: _as_map(present, kind))
@@ -52,11 +52,11 @@ def _check_rounding(column: pa.Array, found: pa.Array) -> None:
 
 
 def _as_struct(column: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
-    known = {column.type.field(i).name: i for i in range(column.type.num_fields)}
     fields = [kind.field(i) for i in range(kind.num_fields)]
     if not fields:
         places = pa.array(np.arange(len(column)), mask=column.is_null().to_numpy(zero_copy_only=False))
         return empty_structs(len(column)).take(places)
+    known = {column.type.field(i).name: i for i in range(column.type.num_fields)}
     children = [
         as_type(column.field(known[field.name]), field.type)
         if field.name in known

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from keyfold.checkpoints.log.key_filter import Selection
 from keyfold.checkpoints.manifest.resolve import partition_state, resolve_ends
 from keyfold.checkpoints.manifest.state import State
 from keyfold.checkpoints.restore.view_token import ViewToken
@@ -27,9 +28,12 @@ class KeyfoldReader(DataSourceReader):
     Nothing tells a batch planner that its tasks are done, so its lease stays until its time is over.
     """
 
-    def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
+    def __init__(
+        self, options: Options, rows: Rows, schema: StructType, selection: Selection | None = None
+    ) -> None:
         options.check_kind("batch")
         self._options = options
+        self._selection = selection
         self._tasks = PieceReader(rows, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -40,7 +44,7 @@ class KeyfoldReader(DataSourceReader):
             ConfigError: the commit, anchor, partition or offset does not exist.
         """
         options = self._options
-        planner = Planner(LOCAL, options.path, options.view_timeout_ms)
+        planner = Planner(LOCAL, options.path, options.view_timeout_ms, self._selection)
         state = planner.leased()
         try:
             pieces = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ _USES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "path": (_MODES, _BOTH),
     "mode": (_MODES, _BOTH),
     "viewTimeoutMs": (_MODES, _BOTH),
+    "columns": (_MODES, _BOTH),
+    "where": (_MODES, _BOTH),
     "at": (("state",), _BOTH),
     "endOffsets": (("state",), ("batch",)),
     "view": (("state",), ("batch",)),
@@ -40,6 +43,11 @@ _USES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 #: A reader with one of these follows the log: its default mode is "changes", else it is "state".
 _FOLLOWING: Final = ("startingOffsets", "endingOffsets", "failOnDataLoss", "maxOffsetsPerTrigger")
+
+#: One column, and several with commas between.
+_ONE_NAME: Final = r"\s*(?:`(?:[^`]|``)+`|[^`,\s][^`,]*)\s*"
+_NAME: Final = re.compile(_ONE_NAME)
+_NAMES: Final = re.compile(f"{_ONE_NAME}(?:,{_ONE_NAME})*")
 
 _VIEW_TIMEOUT_MS: Final = 600_000
 _POSITION_FIELDS: Final = frozenset({"keyfold", "offsets", "snapshot", "generations", "begun"})
@@ -106,6 +114,8 @@ class Options:
         end_offsets: one per partition.
         view: what `RestoredState.to_spark` knows of the files that hold the state up to `end_offsets`.
         max_rows: per trigger, None without limit.
+        columns: the names of the columns to read, None for all.
+        where: conditions on key columns, as the user wrote them.
     """
 
     path: Path
@@ -120,6 +130,8 @@ class Options:
     fail_on_data_loss: bool
     include_headers: bool
     view_timeout_ms: int
+    columns: tuple[str, ...] | None
+    where: str | None
     given: frozenset[str]
 
     def check_kind(self, kind: Kind) -> None:
@@ -173,6 +185,8 @@ def parse(given: Mapping[str, str]) -> Options:
         fail_on_data_loss=_flag("failOnDataLoss", values.get("failOnDataLoss", "true")),
         include_headers=_flag("includeHeaders", values.get("includeHeaders", "false")),
         view_timeout_ms=_whole("viewTimeoutMs", values.get("viewTimeoutMs")) or _VIEW_TIMEOUT_MS,
+        columns=_names("columns", values.get("columns")),
+        where=values.get("where"),
         given=frozenset(values),
     )
 
@@ -268,6 +282,16 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...] | None:
     if not all(part.isdigit() for part in parts):
         raise _refused(name, "It has another form.", 'whole numbers: "0,3,5"', repr(text), "correct it")
     return tuple(int(part) for part in parts)
+
+
+def _names(name: str, text: str | None) -> tuple[str, ...] | None:
+    """Names with commas between. In backquotes a name may have commas; a backquote in it is doubled."""
+    if text is None:
+        return None
+    if not _NAMES.fullmatch(text):
+        raise _refused(name, "It has another form.", '"a,b,`c,d`"', repr(text), "give one or more names")
+    found = [part.strip() for part in _NAME.findall(text)]
+    return tuple(n[1:-1].replace("``", "`") if n.startswith("`") else n for n in found)
 
 
 def _whole(name: str, text: str | None) -> int | None:

@@ -6,9 +6,10 @@ nothing of planning, of the writer or of the manifest's journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -18,10 +19,14 @@ from keyfold.checkpoints.manifest.identity_file import read_uuid
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import KeyfoldError, ViewExpired
 from keyfold.statestore.files import LOCAL, Files
+from keyfold.statestore.segment.block import RECORD_SCHEMA
 from keyfold.statestore.segment.reader import read_segments
 from keyfold.statestore.segment.writer import Segment
 from keyfold.streaming.leases import Lease, LeaseRenewer
 from keyfold.streaming.rows import Rows, arrow_schema
+
+if TYPE_CHECKING:
+    from keyfold.checkpoints.log.key_filter import Selection
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Piece(InputPartition):
         uuid: of the changelog that was planned on.
         segments: those that hold them, in offset order.
         unique_below: folded, no two records below that offset have the same key.
+        selection: only these keys; None for all.
     """
 
     root: Path
@@ -43,9 +49,15 @@ class Piece(InputPartition):
     folded: bool
     lease: Lease | None
     unique_below: int = 0
+    selection: Selection | None = None
 
-    def records(self, files: Files, values: pa.DataType) -> Iterator[pa.RecordBatch]:
-        """The piece's records as Arrow batches, their values of type `values`. Keeps the lease alive.
+    def records(
+        self, files: Files, values: pa.DataType, names: Sequence[str] = RECORD_SCHEMA.names
+    ) -> Iterator[pa.RecordBatch]:
+        """The piece's records as Arrow batches. Keeps the lease alive.
+
+        Args:
+            values, names: see `SegmentReader`; a folded piece needs `offset`, `key` and `value`.
 
         Raises:
             ViewExpired: a file is gone, or the directory holds another changelog now.
@@ -59,10 +71,14 @@ class Piece(InputPartition):
                     from keyfold.checkpoints.log.rereading import state_batches
 
                     yield from state_batches(
-                        files, directory, self.segments, self.end, values, self.unique_below
-                    )
+                        files, directory, self.segments, self.end, values, self.unique_below,
+                        self.selection, names,
+                    )  # fmt: skip
                 else:
-                    yield from read_segments(files, directory, self.segments, self.begin, self.end, values)
+                    wanted = None if self.selection is None else self.selection.filter
+                    yield from read_segments(
+                        files, directory, self.segments, self.begin, self.end, values, names, wanted
+                    )
             except ViewExpired as e:
                 raise self._expired(e, e.expected, e.found) from e
 
@@ -105,5 +121,5 @@ class PieceReader:
         if not isinstance(partition, Piece):
             return iter(())
         target = arrow_schema(self._schema)
-        records = partition.records(LOCAL, self._rows.value_type)
+        records = partition.records(LOCAL, self._rows.value_type(target), self._rows.names(target))
         return self._rows.batches(records, partition.partition, target)

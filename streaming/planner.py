@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from keyfold.checkpoints.log.key_filter import Selection
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
@@ -29,9 +30,16 @@ _PIECE_BYTES: Final = 32 << 20
 
 
 class Planner:
-    """A reader's look at the changelog: the newest state, and plans, whose files one lease keeps."""
+    """A reader's look at the changelog: the newest state, and plans, whose files one lease keeps.
 
-    def __init__(self, files: Files, root: Path, view_timeout_ms: int) -> None:
+    Args:
+        selection: plans are for these keys; None for all.
+    """
+
+    def __init__(
+        self, files: Files, root: Path, view_timeout_ms: int, selection: Selection | None = None
+    ) -> None:
+        self._selection = selection
         self.root = root
         self.files = files
         self._timeout_ms = view_timeout_ms
@@ -78,17 +86,20 @@ class Planner:
 
     def log_pieces(self, state: State, begin: Sequence[int], end: Sequence[int]) -> list[Piece]:
         """Pieces with the records of each partition from `begin` to `end`, in order; a large range is cut."""
+        held = self._partitions(len(begin))
         return [
             self._piece(partition, tuple(_trimmed(s, first, last) for s in segments), first, last)
             for partition, p in enumerate(state.partitions)
+            if partition in held
             for segments, first, last in pieces_of(p.segments, begin[partition], end[partition])
         ]
 
     def state_pieces(self, state: State, ends: Sequence[int], partitions: Container[int]) -> list[Piece]:
         """One piece for each partition: the last record of every key below its end."""
         found = []
+        held = self._partitions(len(ends))
         for partition, (p, end) in enumerate(zip(state.partitions, ends, strict=True)):
-            if partition in partitions and end > p.start:
+            if partition in partitions and partition in held and end > p.start:
                 segments = tuple(s for s in p.segments if s.base < end)
                 whole = self._piece(partition, segments, p.start, end)
                 found.append(replace(whole, folded=True, unique_below=p.unique_below))
@@ -111,6 +122,7 @@ class Planner:
             lease = Lease(view.lease, view.seq, view.expires_ms, view.timeout_ms)
             if lease.is_due(now_ms()):
                 lease = self._prolonged(lease)
+        held = self._partitions(len(ends))
         return [
             Piece(
                 self.root,
@@ -122,9 +134,10 @@ class Planner:
                 True,
                 lease,
                 view.unique_below[partition],
+                self._selection,
             )
             for partition, segments in view.segments.items()
-            if partition in partitions and ends[partition] > view.starts[partition]
+            if partition in partitions and partition in held and ends[partition] > view.starts[partition]
         ]
 
     def _prolonged(self, lease: Lease) -> Lease | None:
@@ -135,7 +148,14 @@ class Planner:
             return lease
 
     def _piece(self, partition: int, segments: tuple[Segment, ...], begin: int, end: int) -> Piece:
-        return Piece(self.root, self.identity.uuid, partition, segments, begin, end, False, self._lease)
+        uuid, selection = self.identity.uuid, self._selection
+        return Piece(
+            self.root, uuid, partition, segments, begin, end, False, self._lease, selection=selection
+        )
+
+    def _partitions(self, count: int) -> frozenset[int]:
+        """Those that can hold a wanted key."""
+        return frozenset(range(count) if self._selection is None else self._selection.partitions(count))
 
     def close(self) -> None:
         """Give the lease up."""

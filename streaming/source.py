@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from keyfold.checkpoints.log.key_filter import Selection
 from keyfold.checkpoints.manifest.identity import read_identity
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.files import LOCAL
 from keyfold.streaming.batch_reader import KeyfoldReader
 from keyfold.streaming.options import Kind, parse
-from keyfold.streaming.rows import Rows, check_schema
+from keyfold.streaming.rows import Rows, check_schema, selected
 from keyfold.streaming.stream_reader import FollowingReader, SeedReader
+from keyfold.streaming.where import selection_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,21 +73,31 @@ class KeyfoldSource(DataSource):
         return "keyfold"
 
     def schema(self) -> StructType:
-        return self._rows_of_now().schema(self._parsed.path)
+        options = self._parsed
+        self._selection()
+        own = self._rows_of_now().schema(options.path)
+        return own if options.columns is None else selected(own, options.columns, options.path)
 
     def reader(self, schema: StructType) -> KeyfoldReader:
         rows = self._checked("batch", schema)
-        return KeyfoldReader(self._parsed, rows, schema)
+        return KeyfoldReader(self._parsed, rows, schema, self._selection())
 
     def streamReader(self, schema: StructType) -> FollowingReader | SeedReader:
         rows = self._checked("stream", schema)
         kind = SeedReader if self._parsed.mode == "state" else FollowingReader
-        return kind(self._parsed, rows, schema)
+        return kind(self._parsed, rows, schema, self._selection())
 
     def _checked(self, kind: Kind, schema: StructType) -> Rows:
         self._parsed.check_kind(kind)
         check_schema(schema, self.schema(), self._parsed.path)
         return self._rows_of_now()
+
+    def _selection(self) -> Selection | None:
+        """The keys that the option `where` leaves; None for all."""
+        options = self._parsed
+        if options.where is None:
+            return None
+        return selection_of(options.where, self._rows_of_now().columns, options.path)
 
     def _rows_of_now(self) -> Rows:
         """What the changelog's columns were when Spark first asked; those added later are not read."""

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from keyfold.checkpoints.log.key_filter import Selection
 from keyfold.checkpoints.manifest.resolve import resolve_ends
 from keyfold.checkpoints.manifest.state import State
 from keyfold.statestore.errors import ConfigError
@@ -37,11 +38,13 @@ from keyfold.streaming.rows import Rows
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What both kinds of stream share: plans that are made once, and reading in tasks."""
 
-    def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
+    def __init__(
+        self, options: Options, rows: Rows, schema: StructType, selection: Selection | None = None
+    ) -> None:
         options.check_kind("stream")
         self._options = options
         self._tasks = PieceReader(rows, schema)
-        self._planner = Planner(LOCAL, options.path, options.view_timeout_ms)
+        self._planner = Planner(LOCAL, options.path, options.view_timeout_ms, selection)
         self._planned: tuple[str, list[Piece]] | None = None
         self._ends_on_signal = False
 
@@ -94,8 +97,10 @@ class FollowingReader(_Reader):
     Kafka.
     """
 
-    def __init__(self, options: Options, rows: Rows, schema: StructType) -> None:
-        super().__init__(options, rows, schema)
+    def __init__(
+        self, options: Options, rows: Rows, schema: StructType, selection: Selection | None = None
+    ) -> None:
+        super().__init__(options, rows, schema, selection)
         self._target: tuple[int, ...] | None = None
 
     def initialOffset(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import functools
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,24 @@ from keyfold.statestore import arguments
 from keyfold.statestore.errors import ConfigError
 from keyfold.statestore.keys.partitioner import partition_of
 from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.segment.reader import KeyFilter
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The wanted keys, as bytes. Both attributes None: all keys.
+    """The wanted keys, as bytes: those that meet all conditions that are not None.
 
     Dropping the records of other keys before the fold does not change the result for the wanted ones, and is
     cheaper.
+
+    Attributes:
+        low, high: from `low` on, below `high`.
     """
 
     keys: pa.Array | None = None
     prefix: bytes | None = None
+    low: bytes | None = None
+    high: bytes | None = None
 
     @classmethod
     def of(
@@ -45,7 +52,7 @@ class Selection:
     @property
     def is_whole(self) -> bool:
         """Whether every key is wanted."""
-        return self.keys is None and not self.prefix
+        return self.keys is None and not self.prefix and not self.low and self.high is None
 
     def partitions(self, count: int) -> list[int]:
         """The partitions that can hold a wanted key."""
@@ -53,18 +60,23 @@ class Selection:
             return list(range(count))
         return sorted({partition_of(key, count) for key in self.keys.to_pylist()})
 
-    def of_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The records with a wanted key."""
-        for batch in batches:
-            wanted = self._mask(batch.column("key"))
-            yield batch if wanted is None else batch.filter(wanted)
+    @property
+    def filter(self) -> KeyFilter | None:
+        """Says which keys are wanted; None for every key."""
+        return None if self.is_whole else self._wanted
 
-    def _mask(self, keys: pa.Array) -> pa.Array | None:
+    def _wanted(self, keys: pa.Array) -> pa.Array:
+        conditions = []
         if self.keys is not None:
-            return pc.is_in(keys, value_set=self.keys)
+            conditions.append(pc.is_in(keys, value_set=self.keys))
         if self.prefix:
-            return pc.equal(pc.binary_slice(keys, 0, len(self.prefix)), pa.scalar(self.prefix, pa.binary()))
-        return None
+            begins = pc.binary_slice(keys, 0, len(self.prefix))
+            conditions.append(pc.equal(begins, pa.scalar(self.prefix, pa.binary())))
+        if self.low:
+            conditions.append(pc.greater_equal(keys, pa.scalar(self.low, pa.binary())))
+        if self.high is not None:
+            conditions.append(pc.less(keys, pa.scalar(self.high, pa.binary())))
+        return functools.reduce(pc.and_, conditions)
 
 
 def _prefix(columns: Columns | None, prefix: object) -> bytes:

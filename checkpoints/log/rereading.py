@@ -13,7 +13,7 @@ from keyfold.checkpoints.log.spill import KeySpill
 from keyfold.statestore.errors import storage_errors
 from keyfold.statestore.files import LOCAL, Files, temporary
 from keyfold.statestore.segment.block import RECORD_SCHEMA
-from keyfold.statestore.segment.reader import SegmentReader
+from keyfold.statestore.segment.reader import KeyFilter, SegmentReader
 from keyfold.statestore.segment.writer import Segment
 
 if TYPE_CHECKING:
@@ -45,11 +45,13 @@ class Rereading:
         self._spill = KeySpill(files if files.has_locks else LOCAL, self._directory, nameless=True)
         self._held = 0
 
-    def between(self, offset: int, to: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]:
+    def between(
+        self, offset: int, to: int, *, keys_only: bool = False, wanted: KeyFilter | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Records with `offset` <= offset < `to`, in order, as `SegmentReader.batches` gives them."""
         for reader in self._readers:
             if reader.segment.next > offset and reader.segment.base < to:
-                for batch in reader.batches(offset, to, keys_only=keys_only):
+                for batch in reader.batches(offset, to, keys_only=keys_only, wanted=wanted):
                     self._mapped = reader.mapped
                     yield batch
 
@@ -95,15 +97,11 @@ def state_batches(
     `PartitionState.unique_below`.
     """
     below = min(unique_below, end)
+    wanted = None if selection is None else selection.filter
     with Rereading(files, directory, segments, values, names) as read:
-
-        def batches(offset: int, *, keys_only: bool = False) -> Iterator[pa.RecordBatch]:
-            found = read.between(offset, end, keys_only=keys_only)
-            return found if selection is None else selection.of_batches(found)
-
         yield from last_values(
-            lambda: batches(0),
+            lambda: read.between(0, end, wanted=wanted),
             below,
-            dirty=lambda: batches(below, keys_only=True),
+            dirty=lambda: read.between(below, end, keys_only=True, wanted=wanted),
             hold=read.hold,
         )

@@ -393,7 +393,7 @@ class RestoredState(Closing):
         with Rereading(self._files, directory, segments, self._values) as read:
 
             def source() -> Iterator[pa.RecordBatch]:
-                return self._selection.of_batches(read.between(begin, end))
+                return read.between(begin, end, wanted=self._selection.filter)
 
             yield from last_values(source, begin, hold=read.hold, deletes=True)
 

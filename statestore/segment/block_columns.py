@@ -36,32 +36,20 @@ class BlockColumns:
     @classmethod
     def of(cls, schema: pa.Schema, names: Collection[str], values: pa.DataType | None = None) -> BlockColumns:
         """The columns `names` of a segment with this schema. Of typed values only the fields that the struct
-        `values` has too; None for all of them.
+        `values` has too, also in structs within; None for all of them. Of raw values, a struct without fields
+        says only which are null.
         """
-        fields, nodes, buffers = [], [], []
+        fields: list[pa.Field] = []
+        nodes: list[int] = []
+        buffers: list[int] = []
         node = buffer = 0
         for field in schema:
-            end = node + _nodes(field.type), buffer + _buffers(field.type)
-            if field.name not in names:
-                pass
-            elif field.name == "value" and pa.types.is_struct(field.type) and values is not None:
-                children = []
-                inner = node + 1, buffer + 1
-                nodes.append(node)
-                buffers.append(buffer)
-                for child in field.type:
-                    after = inner[0] + _nodes(child.type), inner[1] + _buffers(child.type)
-                    if values.get_field_index(child.name) >= 0:
-                        children.append(child)
-                        nodes += range(inner[0], after[0])
-                        buffers += range(inner[1], after[1])
-                    inner = after
-                fields.append(field.with_type(pa.struct(children)))
-            else:
-                fields.append(field)
-                nodes += range(node, end[0])
-                buffers += range(buffer, end[1])
-            node, buffer = end
+            if field.name in names:
+                wanted = field.type if field.name != "value" or values is None else values
+                kind = _choose(field.type, wanted, (node, buffer), nodes, buffers)
+                fields.append(field.with_type(kind))
+            node += _nodes(field.type)
+            buffer += _buffers(field.type)
         return cls(pa.schema(fields), tuple(nodes), tuple(buffers))
 
     @cached_property
@@ -78,6 +66,35 @@ class BlockColumns:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(pa.py_buffer(self._header + parts), options=options) as stream:
             return stream.read_next_batch()
+
+
+def _choose(
+    kind: pa.DataType, wanted: pa.DataType, place: tuple[int, int], nodes: list[int], buffers: list[int]
+) -> pa.DataType:
+    """Choose what a column of type `kind` at `place` has in common with `wanted`. Returns the type of that.
+
+    Args:
+        place: The numbers of its first node and its first buffer.
+        nodes, buffers: The chosen ones are appended.
+    """
+    node, buffer = place
+    only_presence = pa.types.is_struct(wanted) and not wanted.num_fields and not pa.types.is_null(kind)
+    if not only_presence and not (pa.types.is_struct(kind) and pa.types.is_struct(wanted)):
+        nodes += range(node, node + _nodes(kind))
+        buffers += range(buffer, buffer + _buffers(kind))
+        return kind
+    # The validity is the first buffer of every type, and the only one of a struct.
+    nodes.append(node)
+    buffers.append(buffer)
+    node, buffer = node + 1, buffer + 1
+    fields = []
+    for child in kind if pa.types.is_struct(kind) else ():
+        if wanted.get_field_index(child.name) >= 0:
+            inner = _choose(child.type, wanted.field(child.name).type, (node, buffer), nodes, buffers)
+            fields.append(child.with_type(inner))
+        node += _nodes(child.type)
+        buffer += _buffers(child.type)
+    return pa.struct(fields)
 
 
 def _nodes(kind: pa.DataType) -> int:

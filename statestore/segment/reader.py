@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from keyfold.statestore.segment.block_columns import BlockColumns
 from keyfold.statestore.segment.message import BlockSize, is_compressed, size_of
 from keyfold.statestore.segment.writer import ENTRY, INDEX_HEADER, INDEX_MAGIC, Segment
 
+#: Says which of some keys are wanted, as an array of booleans without nulls.
+KeyFilter: TypeAlias = Callable[[pa.Array], pa.Array]
+
 _KEY_NAMES: Final = ["offset", "key"]
 _REMEDY: Final = "restore from a snapshot or a copy; `keyfold verify` lists all damage"
 
@@ -38,8 +41,9 @@ class SegmentReader:
 
     Args:
         values: The type that the values are given in. The segment may have fewer or more columns: those that
-            it lacks are null, those of a compressed block that `values` lacks are not decompressed. None for
-            the type in the segment.
+            it lacks are null, those of a compressed block that `values` lacks are not decompressed. A struct
+            without fields says only which values are null, also of raw values. None for the type in the
+            segment.
         names: The columns of the records that are given: `offset` and others, in the order of the log's.
     """
 
@@ -70,7 +74,12 @@ class SegmentReader:
         return (0, 0) if self._data is None else (self._data.address, self._data.address + self._data.size)
 
     def batches(
-        self, from_offset: int = 0, to_offset: int | None = None, *, keys_only: bool = False
+        self,
+        from_offset: int = 0,
+        to_offset: int | None = None,
+        *,
+        keys_only: bool = False,
+        wanted: KeyFilter | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Records with `from_offset` <= offset < `to_offset`, block by block, cut to these offsets.
 
@@ -78,6 +87,7 @@ class SegmentReader:
 
         Args:
             keys_only: Read only the columns `offset` and `key`.
+            wanted: Give only the records with these keys. Of a block without any, only the keys are decoded.
 
         Raises:
             Damaged: Committed bytes do not match their checksum.
@@ -90,7 +100,11 @@ class SegmentReader:
         names = _KEY_NAMES if keys_only else self._names
         stream: Iterator[pa.RecordBatch] | None = None
         for block in self._blocks(from_offset, to_offset):
-            if self._leaves_fields_out and not keys_only:
+            if wanted is not None:
+                batch = self._wanted(block, wanted, names)
+                if not batch.num_rows:
+                    continue
+            elif self._leaves_fields_out and not keys_only:
                 batch = self._selected(block) if is_compressed(block) else decode(block, self.schema())
             else:
                 if stream is None and self._compressed:
@@ -103,7 +117,7 @@ class SegmentReader:
                     self._compressed = not _lies_in(batch, block)
             if batch.num_columns > len(names):
                 batch = batch.select(names)
-            if self._values is not None and "value" in names:
+            if "value" in names and self._values is not None:
                 batch = _with_values(batch, self._values)
             offsets = batch.column("offset").to_numpy(zero_copy_only=True)
             start = int(np.searchsorted(offsets, from_offset)) if offsets[0] < from_offset else 0
@@ -139,16 +153,30 @@ class SegmentReader:
     @cached_property
     def _leaves_fields_out(self) -> bool:
         """Whether fields of the values in the segment are left out."""
-        if self._values is None or "value" not in self._names or not pa.types.is_struct(self._values):
+        if "value" not in self._names:
             return False
-        return any(
-            self._values.get_field_index(field.name) < 0 for field in self.schema().field("value").type
-        )
+        some = BlockColumns.of(self.schema(), ["value"], self._values)
+        return not some.schema.field("value").type.equals(self.schema().field("value").type)
 
     @cached_property
     def _some(self) -> BlockColumns:
         names = self._names if self._dense is None else self._names[1:]
         return BlockColumns.of(self.schema(), names, self._values)
+
+    @cached_property
+    def _keys(self) -> BlockColumns:
+        return BlockColumns.of(self.schema(), ["key"])
+
+    def _wanted(self, block: pa.Buffer, wanted: KeyFilter, names: Sequence[str]) -> pa.RecordBatch:
+        """The records of a block with wanted keys. If there are none, a batch without rows."""
+        compressed = is_compressed(block)
+        batch = self._keys.decode(block) if compressed else decode(block, self.schema())
+        rows = wanted(batch.column("key"))
+        if not rows.true_count:
+            return batch.slice(0, 0)
+        if compressed:
+            batch = BlockColumns.of(self.schema(), names, self._values).decode(block)
+        return batch if rows.true_count == len(rows) else batch.filter(rows)
 
     def _selected(self, block: pa.Buffer) -> pa.RecordBatch:
         """The columns of a compressed block that are wanted; others are not decompressed."""
@@ -319,11 +347,13 @@ def read_segments(
     to: int,
     values: pa.DataType | None = None,
     names: Sequence[str] = RECORD_SCHEMA.names,
+    wanted: KeyFilter | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Records with `offset` <= offset < `to`, in order. `values` and `names`: see `SegmentReader`.
+    """Records with `offset` <= offset < `to`, in order. `values`, `names` and `wanted`: see `SegmentReader`.
 
     Raises `Damaged`, `ViewExpired`.
     """
     for segment in segments:
         if segment.next > offset and segment.base < to:
-            yield from SegmentReader(files, directory, segment, values, names).batches(offset, to)
+            reader = SegmentReader(files, directory, segment, values, names)
+            yield from reader.batches(offset, to, wanted=wanted)
