@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from keyfold.checkpoints.log.key_filter import Selection
 from keyfold.checkpoints.log.reader_marks import now_ms
 from keyfold.checkpoints.log.recovery import View
 from keyfold.checkpoints.manifest.identity import ChangelogMeta
@@ -24,6 +23,9 @@ from keyfold.statestore.segment.writer import Segment
 from keyfold.streaming import leases
 from keyfold.streaming.leases import Lease
 from keyfold.streaming.pieces import Piece
+
+if TYPE_CHECKING:
+    from keyfold.checkpoints.log.key_filter import Selection
 
 #: A piece of a log is about this many bytes of segments.
 _PIECE_BYTES: Final = 32 << 20

@@ -46,6 +46,15 @@ class KeyfoldSource(DataSource):
     - `endOffsets` (state, batch): `"12,40"`, the end of each partition, where a commit had these.
     - `view` (state, batch): with `endOffsets`, the files that hold that state, as `RestoredState.to_spark`
       gives it.
+    - `columns`: `"user,n"`, only these columns, in this order; the others are not decoded. A name that has a
+      comma is in backquotes. `.schema(…)` with fewer columns, or fewer fields in structs, does the same.
+    - `where`: only these keys: `"user = 'ann' AND day >= '2026-01-01'"`. Conditions on key columns (`key` of
+      a raw changelog), joined by AND: `=`, `<`, `<=`, `>`, `>=`, `BETWEEN … AND …`, `IN (…)`. Each key column
+      before the last one that is named needs `=`; IN is for the last key column. Literals have the type of
+      their column: numbers, TRUE, `'text'` (a quote is doubled, a backslash is itself), bytes as `X'00ff'`,
+      dates and times in ISO 8601 in quotes (UTC without a time zone), `'NaN'`, `'Infinity'`. Where every key
+      column has one value, the key is looked up in one partition. Else all keys are read, but only the blocks
+      that have wanted ones are decoded further.
     - `partitions` (batch): `"0,3"`, only these.
     - `startingOffsets` (log, changes): `earliest` (the default, in streams too: a changelog read from its
       start is the whole state and then its changes), `latest`, or the JSON that the source itself keeps,
@@ -61,6 +70,13 @@ class KeyfoldSource(DataSource):
 
     A DataFrame is of one view: the newest commit when it was first computed. Nothing that is not committed is
     seen.
+
+    Spark does not tell a Python data source which columns a query needs: without `columns` or `schema(…)`
+    all are decoded, also by `count()`. A count needs the keys alone: `option("columns", "user")`.
+
+    Spark evaluates the filters of a query, and nothing is pushed down, also where
+    `spark.sql.python.filterPushdown.enabled` is true. With it Spark 4.3 reads all queries on one DataFrame with
+    the filters that it pushed last: rows of other queries are missing. `where` belongs to one DataFrame.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -37,7 +37,7 @@ _TOKEN: Final = re.compile(
 )
 _COMPARED: Final = ("=", "<", "<=", ">", ">=")
 #: The words that may stand before the text of a date or time.
-_PREFIXES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ")
+_PREFIXES: Final = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ")
 
 
 @dataclass(frozen=True)
@@ -280,6 +280,8 @@ def _python_value(token: _Token, kind: pa.DataType) -> object:
         return float(text)
     if t.is_date(kind):
         return datetime.date.fromisoformat(text)
+    if t.is_time(kind):
+        return datetime.time.fromisoformat(text)
     if t.is_timestamp(kind):
         return _time(text, aware=kind.tz is not None)
     return None

@@ -208,3 +208,35 @@ def test_a_large_log_is_read_by_several_tasks(read: Callable[[], DataFrameReader
         400_000,
         399_999,
     )
+
+
+def test_only_the_columns_and_keys_that_are_named_are_given(
+    read: Callable[[], DataFrameReader], path: Path
+) -> None:
+    with Changelog.open(path, partitions=3, columns=TYPED, config=QUIET) as log:
+        log.append({"word": [f"w{n}" for n in range(100)], "n": list(range(100))})
+        log.append({"word": ["w7"], "n": [700]})
+    assert read().option("columns", "n,word").load(str(path)).columns == ["n", "word"]
+    assert read().option("columns", "word").load(str(path)).count() == 100
+    assert read().schema("n long").load(str(path)).agg(F.sum("n")).first() == (99 * 50 - 7 + 700,)
+    one = read().option("where", "word = 'w7'").load(str(path))
+    assert one.rdd.getNumPartitions() == 1
+    assert [(r.word, r.n) for r in one.collect()] == [("w7", 700)]
+    some = read().option("columns", "n").option("where", "word >= 'w98' AND word < 'x'").load(str(path))
+    assert sorted(r.n for r in some.collect()) == [98, 99]
+    with pytest.raises(AnalysisException, match=r"'columns'(.|\n)*some of word, n, price, tags, seen"):
+        read().option("columns", "word,m").load(str(path))
+
+
+def test_spark_s_filter_pushdown_changes_nothing(spark: SparkSession, path: Path) -> None:
+    """With it, Spark reads all queries on one DataFrame with the filters that it pushed last."""
+    with Changelog.open(path, partitions=3, columns=TYPED, config=QUIET) as log:
+        log.append({"word": [f"w{n}" for n in range(10)], "n": list(range(10))})
+    session = spark.newSession()
+    for enabled in ("true", "false"):
+        session.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
+        df = session.read.format("keyfold").load(str(path))
+        one, two = df.where("word = 'w1'"), df.where("word = 'w2'")
+        assert one.union(two).count() == 2
+        assert [r.n for r in one.collect()] == [1]
+        assert df.count() == 10

@@ -210,14 +210,15 @@ def test_names_that_the_changes_need_are_refused(path: Path) -> None:
     assert read_batch(path) == read_batch(path, mode="log") == []
 
 
-def test_a_schema_of_the_user_has_to_be_the_changelog_s(typed: Path) -> None:
+def test_a_schema_of_the_user_has_to_fit_the_changelog_s(typed: Path) -> None:
     source = KeyfoldSource({"path": str(typed)})
     own = source.schema()
     strict = T.StructType([T.StructField(f.name, f.dataType, f.name != "word") for f in own])
     reader = KeyfoldSource({"path": str(typed)}).reader(strict)
     assert len(rows_of(reader, reader.partitions())) == 2
     for wrong in (
-        T.StructType(own.fields[:-1]),
+        T.StructType([*own.fields, T.StructField("more", T.DateType())]),
+        T.StructType([*own.fields, own.fields[0]]),
         T.StructType([*own.fields[:-1], T.StructField("seen", T.DateType())]),
     ):
         with pytest.raises(ConfigError, match="schema"):
