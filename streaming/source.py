@@ -75,7 +75,7 @@ class KeyfoldSource(DataSource):
     all are decoded, also by `count()`. A count needs the keys alone: `option("columns", "user")`.
 
     Spark evaluates the filters of a query, and nothing is pushed down, also where
-    `spark.sql.python.filterPushdown.enabled` is true. With it Spark 4.3 reads all queries on one DataFrame with
+    `spark.sql.python.filterPushdown.enabled` is true. Spark 4.3 then reads all queries on one DataFrame with
     the filters that it pushed last: rows of other queries are missing. `where` belongs to one DataFrame.
     """
 

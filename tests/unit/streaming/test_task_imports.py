@@ -42,11 +42,11 @@ def in_a_task(folder: Path, run: object, parts: object) -> tuple[int, list[str]]
 @pytest.mark.parametrize(
     ("options", "kind", "most"),
     [
-        ({"mode": "state"}, "batch", 34),
-        ({"mode": "log"}, "batch", 22),
-        ({"mode": "changes"}, "batch", 22),
-        ({"mode": "changes"}, "stream", 22),
-        ({"mode": "state", "at": "1"}, "stream", 34),
+        ({"mode": "state"}, "batch", 35),
+        ({"mode": "log"}, "batch", 23),
+        ({"mode": "changes"}, "batch", 23),
+        ({"mode": "changes"}, "stream", 23),
+        ({"mode": "state", "at": "1"}, "stream", 35),
     ],
     ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else str(x),
 )
