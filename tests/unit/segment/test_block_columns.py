@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from keyfold import Changelog
 from keyfold.statestore.files import LOCAL
+from keyfold.statestore.projection import as_type
 from keyfold.statestore.segment.block import HEADERS_TYPE, RECORD_SCHEMA, encode, record_batch
 from keyfold.statestore.segment.block_columns import BlockColumns
 from keyfold.statestore.segment.message import selected
@@ -59,6 +60,36 @@ def test_some_columns_of_a_block_are_those_of_the_whole(
         assert found.column("value").is_null().equals(values.is_null())
         for field in fields:
             assert values_in(found, field.name) == values_in(batch, field.name)
+
+
+def part_of(data: st.DataObject, kind: pa.DataType) -> pa.DataType:
+    """A type with some of the fields, also of structs within, in any order."""
+    if not pa.types.is_struct(kind):
+        return kind
+    some = [field for field in kind if data.draw(st.booleans())]
+    return pa.struct([f.with_type(part_of(data, f.type)) for f in data.draw(st.permutations(some))])
+
+
+@given(columns().filter(len), st.sampled_from(CODECS), st.data())
+def test_structs_within_may_have_fewer_fields(
+    values: pa.StructArray, codec: str | None, data: st.DataObject
+) -> None:
+    batch = records_of(values)
+    wanted = part_of(data, values.type)
+    found = BlockColumns.of(batch.schema, ["value"], wanted).decode(encode(batch, codec))
+    found.validate(full=True)
+    given_, expected = (as_type(b.column("value"), wanted) for b in (found, batch))
+    assert repr(given_.to_pylist()) == repr(expected.to_pylist())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_of_raw_values_only_the_presence_is_read(codec: str | None) -> None:
+    batch = records_of(pa.array([b"", None, b"long" * 10_000]))
+    chosen = BlockColumns.of(batch.schema, ["value"], pa.struct([]))
+    block = encode(batch, codec)
+    assert len(selected(block, chosen.nodes, chosen.buffers)) < 10_000
+    assert chosen.decode(block).column("value").to_pylist() == [{}, None, {}]
+    assert as_type(batch.column("value"), pa.struct([])).to_pylist() == [{}, None, {}]
 
 
 @pytest.mark.parametrize("codec", CODECS)
