@@ -122,7 +122,7 @@ $(LOWEST)/$(INSTALLED): pyproject.toml | check-python
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[spark]'
 	$(LOWEST)/bin/uv pip install $(PIP_QUIET) --python $(LOWEST)/bin/python \
 		hypothesis kafka-python psutil 'pytest<9.2' pytest-timeout pytest-xdist 'setuptools>=77' \
-		'fsspec==2024.2' 'moto[server]' 'polars==1.20'
+		'duckdb==1.1.0' 'fsspec==2024.2' 'moto[server]' 'polars==1.20'
 	@touch $@
 
 # Only to build the site: neither Spark nor the tools of the tests.

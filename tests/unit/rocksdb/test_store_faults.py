@@ -198,7 +198,9 @@ def apply_when_asked(directory: Path) -> None:
     for _ in sys.stdin:
         child = os.fork()
         if child:
-            os.waitpid(child, 0)
+            _, status = os.waitpid(child, 0)
+            if status != signal.SIGKILL:
+                print("ended with status", status, flush=True)
             continue
         print("pid", os.getpid(), flush=True)
         end = time.monotonic() + 60  # In case nobody kills it.
@@ -233,6 +235,7 @@ def test_after_kill_9_the_store_is_the_fold_up_to_what_it_says_it_applied(
             server.stdin.flush()
             while not (line := server.stdout.readline()).startswith(b"pid"):
                 assert line, "the process that applies is gone"
+                assert not line.startswith(b"ended"), line
             for _ in range(random.randrange(1, 30)):
                 server.stdout.readline()
             time.sleep(random.uniform(0, 0.005))
