@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 #: Of the largest 64-bit integer.
 _DIGITS_OF_INTEGERS: Final = 20
+_INT32_MAX: Final = (1 << 31) - 1
 
 
 def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -31,10 +32,19 @@ def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
         # Arrow casts an integer only to a decimal that holds all values of its type.
         return column.cast(pa.decimal128(_DIGITS_OF_INTEGERS, 0)).cast(kind)
-    found = column.cast(kind)
+    found = _from_zero(column).cast(kind)
     if pa.types.is_floating(column.type) or pa.types.is_floating(kind):
         _check_rounding(column, found)
     return found
+
+
+def _from_zero(column: pa.Array) -> pa.Array:
+    """The same bytes or texts with offsets from 0: Arrow casts no slice of an array from beyond 2 GiB."""
+    is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    if not is_large or not len(column):
+        return column
+    end = np.frombuffer(column.buffers()[1], np.int64)[column.offset + len(column)]
+    return column if end <= _INT32_MAX else pa.concat_arrays([column, column.slice(0, 0)])
 
 
 def _check_rounding(column: pa.Array, found: pa.Array) -> None:

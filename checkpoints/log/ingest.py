@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from keyfold.checkpoints.log import typed_rows
+from keyfold.checkpoints.log.slices import HOLDS_BYTES, SLICE_BYTES, slices
 from keyfold.checkpoints.log.tabular import Tabular, table_of
 from keyfold.checkpoints.log.writer import BlockFactory, Writer
 from keyfold.statestore.errors import BadRecord
@@ -47,8 +48,6 @@ __all__ = [
 ]
 
 _COLUMNS: Final = ("key", "value", "timestamp", "headers")
-#: Maximum rows per slice when partitioning, so that memory does not grow with the table.
-_SLICE_ROWS: Final = 1 << 17
 _INT32_MAX: Final = (1 << 31) - 1
 
 
@@ -68,7 +67,8 @@ def normalize(
 
     Raises:
         BadRecord: not a table; a missing, duplicate or unknown column; a wrong type, or a value that does not
-            fit the changelog's; a null key; a timestamp before 1970 or after the year 294246.
+            fit the changelog's; a null key; a record of more than 2 GiB; a timestamp before 1970 or after the
+            year 294246.
     """
     table = table_of(data)
     names = table.column_names
@@ -85,11 +85,14 @@ def normalize(
         )  # fmt: skip
     row = 0
     result = []
-    for batch in table.to_batches(max_chunksize=_SLICE_ROWS):
+    for batch in slices(table):
+        # Only a single row can be so large.
+        large = batch.nbytes > SLICE_BYTES
+        if large:
+            _check_columns(batch, row)
         if typed and columns is not None:
-            plain = pa.RecordBatch.from_arrays([_plain(c) for c in batch.columns], names)
-            keys = typed_rows.keys_of(plain, columns, row)
-            values = typed_rows.values_of(plain, columns, row)
+            keys = typed_rows.keys_of(batch, columns, row)
+            values = typed_rows.values_of(batch, columns, row)
             timestamps = pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
             arrays = [keys, values, timestamps, no_headers(batch.num_rows)]
         else:
@@ -101,9 +104,41 @@ def normalize(
             if columns is not None and not packed:
                 typed_rows.check_keys(keys, columns, row)
             arrays = [keys, values, _timestamps(batch, now_ms, row), _headers(batch)]
+        if large:
+            _check_record(keys, values, row)
         result.append(pa.RecordBatch.from_arrays(arrays, list(_COLUMNS)))
         row += batch.num_rows
     return result
+
+
+def _check_columns(batch: pa.RecordBatch, row: int) -> None:
+    """Raises `BadRecord` if a column does not fit one of Arrow's with 32-bit offsets."""
+    largest = max(batch.columns, key=lambda column: column.nbytes).nbytes
+    if largest > _INT32_MAX:
+        raise _too_large(row, f"{largest} bytes")
+
+
+def _check_record(key: pa.Array, value: pa.Array, row: int) -> None:
+    """Raises `BadRecord` for a record that no store can hold."""
+    try:
+        packed = rows.encode(value, 0) if pa.types.is_struct(value.type) else value
+    except pa.ArrowCapacityError:
+        raise _too_large(row, "more than 2 GiB") from None
+    largest = max(_longest(key), _longest(packed))
+    if largest > VALUE_BYTES_MAX:
+        raise _too_large(row, f"{largest} bytes")
+
+
+def _too_large(row: int, found: str) -> BadRecord:
+    return BadRecord(
+        "A record is too large.", position=f"row {row}",
+        expected=f"a key and a value of at most {VALUE_BYTES_MAX} bytes each", found=found,
+        remedy="split the value, or keep it elsewhere and write its place",
+    )  # fmt: skip
+
+
+def _longest(column: pa.Array) -> int:
+    return int(pc.max(pc.binary_length(column)).as_py() or 0)
 
 
 def _values(batch: pa.RecordBatch, columns: Columns | None, packed: bool, row: int) -> pa.Array:
@@ -277,53 +312,18 @@ def assign_offsets(
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
-    column = _plain(batch.column(name))
+    column = batch.column(name)
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.binary())
-    if not any(holds(kind) for holds in _HOLDS_BYTES):
+    if not any(holds(kind) for holds in HOLDS_BYTES):
         raise BadRecord(
             f"The type of column {name!r} is not supported.",
             expected="binary or string",
             found=str(kind),
             remedy="encode the column to bytes, or write it with ChangelogSink, which encodes columns",
         )
-    if column.nbytes > _INT32_MAX and binary_too_large(column):
-        raise BadRecord(
-            f"The column {name!r} is too large within one slice.",
-            expected=f"at most {VALUE_BYTES_MAX} bytes", found=f"{column.nbytes} bytes",
-            remedy="append smaller tables",
-        )  # fmt: skip
-    return column.cast(pa.binary())
-
-
-_HOLDS_BYTES: Final = (
-    pa.types.is_binary,
-    pa.types.is_string,
-    pa.types.is_large_binary,
-    pa.types.is_large_string,
-    pa.types.is_fixed_size_binary,
-)
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """The same values in a plain layout: no dictionary, no run-end encoding, no views."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        # Arrow cannot take values out of a dictionary of views, so convert the dictionary first.
-        return _plain(
-            pa.DictionaryArray.from_arrays(column.indices, _plain(column.dictionary)).dictionary_decode()
-        )
-    if pa.types.is_run_end_encoded(kind):
-        return _plain(pc.run_end_decode(column))
-    if pa.types.is_string_view(kind):
-        return column.cast(pa.large_string())
-    return column.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else column
-
-
-def binary_too_large(column: pa.Array) -> bool:
-    longest = pc.sum(pc.binary_length(column)).as_py()
-    return longest is not None and longest > VALUE_BYTES_MAX
+    return as_type(column, pa.binary())
 
 
 def _timestamps(batch: pa.RecordBatch, now_ms: int, row: int) -> pa.Array:
