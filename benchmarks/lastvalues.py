@@ -1,9 +1,12 @@
 """Rates of one partition's last-value store: apply, get, get_all, scan.
 
-    python benchmarks/lastvalues.py [--keys 300000] [--directory /tmp]
+    python benchmarks/lastvalues.py [--keys 300000] [--directory /tmp] [--typed]
 
 Keys of 16 bytes, values of 100, half of them compressible. Medians of 5, of lists of 25; memory is the peak
 of the whole process.
+
+`--typed`: the columns of `restore.py --typed`, in a store of two partitions. Typed reads take turns with
+reads of the same rows as bytes. Processor time is that of all threads: it says more where other programs run.
 """
 
 from __future__ import annotations
@@ -11,15 +14,23 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from keyfold import restore
 from keyfold.statestore.rocksdb.store import LastValues, StoreId
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from restore import fill_typed
 
 _IDENTITY = StoreId("00000000-0000-0000-0000-000000000000", 0, 0)
 _REPEATS = 5
@@ -103,12 +114,57 @@ def read_rates(directory: Path, keys: int) -> Iterator[tuple[str, str]]:
             yield "get_all of 1,000 in a snapshot, keys/s", f"{rate:,.0f}"
 
 
+def typed_rates(directory: Path, keys: int) -> Iterator[tuple[str, str]]:
+    """Each figure typed, then of the same rows as bytes."""
+    random = np.random.default_rng(7)
+    fill_typed(directory / "log", keys)
+    with restore(directory / "log") as state:
+        columns = state.columns
+        typed = state.to_store(directory / "store")
+    assert columns is not None
+    # What it reads the rows from.
+    raw: Any = vars(typed)["_reads"]
+    times: dict[str, list[tuple[float, float]]] = {}
+
+    def taken(name: str, work: Callable[[], object]) -> None:
+        start, start_cpu = time.perf_counter(), time.process_time()
+        work()
+        took = time.perf_counter() - start, time.process_time() - start_cpu
+        times.setdefault(name, []).append(took)
+
+    def lists() -> tuple[pa.Array, pa.Array]:
+        ids = pa.array(random.integers(0, keys, 10_000))
+        return ids, columns.encode_keys([ids])
+
+    for _ in range(_LISTS):
+        for name, store, asked in zip(("typed", "raw"), (typed, raw), lists(), strict=True):
+            taken(f"{name} get_all", partial(store.get_all, asked))
+    ids, packed = lists()
+    for key, data in zip(ids.to_pylist(), packed.to_pylist(), strict=True):
+        taken("typed get", partial(typed.get, key))
+        taken("raw get", partial(raw.get, data))
+        row = raw.get(data)
+        taken("decode", partial(columns.decode_row, row))
+    typed.close()
+    for name in ("typed get_all", "raw get_all"):
+        wall, cpu = (statistics.median(column) for column in zip(*times[name], strict=True))
+        rates = f"{10_000 / wall:,.0f} by wall time, {10_000 / cpu:,.0f} by processor time"
+        yield f"{name} of 10,000 as Arrow, keys/s", rates
+    for name in ("typed get", "raw get", "decode"):
+        yield f"{name}, p50 µs", f"{statistics.median(wall for wall, _ in times[name]) * 1e6:.1f}"
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--keys", type=int, default=300_000)
     arguments.add_argument("--directory", type=Path, default=None)
+    arguments.add_argument("--typed", action="store_true", help="only typed columns")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
+        if given.typed:
+            for what, figure in typed_rates(Path(name), given.keys):
+                print(f"{what}: {figure}")
+            return
         for rows in (1_000, 5_000, 19_999, 20_000, 100_000):
             rate, longest_s = apply_rate(Path(name), given.keys, rows, max(rows, given.keys * 2))
             print(f"apply {rows:>7,} at a time, rows/s: {rate:>9,.0f}   longest, ms: {longest_s * 1e3:,.0f}")

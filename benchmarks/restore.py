@@ -10,6 +10,10 @@ of one partition with the same records, on a broker beside it, in a new JVM each
 imports; data in the page cache. Redis loads a million keys from the file that SAVE has written; it says
 itself how long that took.
 
+`--typed`: a compacted changelog of a million rows, a bigint key and eight columns (two doubles, int, boolean,
+timestamp, two strings, date), with the default codec; beside pyarrow's reading of a Parquet file (snappy) of
+the same table, and a changelog that has the same rows as bytes.
+
 Medians of the rounds; the sides take turns. Memory is anonymous memory (RssAnon) of the process at its
 highest, sampled; mapped files do not count.
 """
@@ -36,8 +40,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from keyfold import Changelog, restore
+from keyfold import open as open_changelog
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
@@ -82,6 +88,11 @@ def to_changelog(path: Path, folder: Path) -> int:
     return 0
 
 
+def from_parquet(path: Path, folder: Path) -> int:
+    """Not keyfold's: what pyarrow takes for the same rows."""
+    return int(pq.read_table(path).nbytes)
+
+
 TARGETS: dict[str, Callable[[Path, Path], int]] = {
     "store": to_store,
     "arrow": to_arrow,
@@ -89,6 +100,7 @@ TARGETS: dict[str, Callable[[Path, Path], int]] = {
     "dict": to_dict,
     "file": to_file,
     "changelog": to_changelog,
+    "parquet": from_parquet,
 }
 
 
@@ -317,6 +329,74 @@ def measure_large(folder: Path, args: argparse.Namespace) -> None:
         print(side.line(), flush=True)
 
 
+# -- typed columns -------------------------------------------------------------------------------------------
+
+
+def typed_table(rows: int) -> pa.Table:
+    """A bigint key `id` and eight mixed columns."""
+    rng = np.random.default_rng(1)
+    return pa.table(
+        {
+            "id": pa.array(np.arange(rows)),
+            "amount": rng.random(rows),
+            "count": rng.integers(0, 100, rows).astype("i4"),
+            "active": rng.random(rows) < 0.5,
+            "at": pa.array(rng.integers(0, 10**15, rows)).cast(pa.timestamp("us", "UTC")),
+            "name": [f"name-{n % 1000}" for n in range(rows)],
+            "city": [f"city {n}" for n in range(rows)],
+            "day": pa.array(rng.integers(0, 20_000, rows).astype("i4")).cast(pa.date32()),
+            "score": rng.random(rows),
+        }
+    )
+
+
+def fill_typed(path: Path, rows: int) -> pa.Table:
+    """A compacted changelog of `typed_table` in two partitions; returns the table."""
+    table = typed_table(rows)
+    with open_changelog(path, keys="id", partitions=2, config={"cleaner.threads": 0}) as log:
+        log.append(table)
+        log.compact()
+    return table
+
+
+def fill_rows(path: Path, source: Path) -> None:
+    """The same as raw bytes: keys as they are, values as the rows of a store."""
+    with restore(source) as state:
+        columns = state.columns
+        table = state.to_arrow()
+    assert columns is not None
+    values = table.drop_columns(["id"]).combine_chunks().to_struct_array().combine_chunks()
+    keys = columns.encode_keys([table["id"].combine_chunks()])
+    with open_changelog(path, partitions=2, config={"cleaner.threads": 0}) as log:
+        log.append(pa.table({"key": keys, "value": columns.encode_rows(values)}))
+        log.compact()
+
+
+def measure_typed(folder: Path, args: argparse.Namespace) -> None:
+    rows = int(args.keys)
+    table = fill_typed(folder / "typed", rows)
+    fill_rows(folder / "bytes", folder / "typed")
+    pq.write_table(table, folder / "table.parquet", compression="snappy")
+    sides = {
+        "arrow": keyfold("typed into Arrow", "arrow", folder / "typed", rows),
+        "parquet": keyfold("(pyarrow: Parquet into Arrow)", "parquet", folder / "table.parquet", rows),
+        "store": keyfold("typed into RocksDB", "store", folder / "typed", rows),
+        "bytes": keyfold("the same rows as bytes into RocksDB", "store", folder / "bytes", rows),
+    }
+    for _ in range(args.rounds):
+        for side in sides.values():
+            side.round()
+    for side in sides.values():
+        print(side.line())
+    size = sum(file.stat().st_size for file in (folder / "typed").rglob("*") if file.is_file())
+    parquet = (folder / "table.parquet").stat().st_size
+    print(
+        f"  time of Parquet: {sides['arrow'].median / sides['parquet'].median:.2f} x; of bytes into RocksDB:"
+        f" {sides['store'].median / sides['bytes'].median:.2f} x; on disk {size / 1e6:.1f} MB,"
+        f" Parquet {parquet / 1e6:.1f} MB: {size / parquet:.2f} x"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -325,6 +405,7 @@ def main() -> None:
     parser.add_argument("--keys", type=float, default=1e6)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--long-rounds", type=int, default=3, help="of Kafka Streams with all records")
+    parser.add_argument("--typed", action="store_true", help="only typed columns")
     parser.add_argument("--large", type=float, help="only memory, for so many keys")
     parser.add_argument("--directory", type=Path, help="where everything is written")
     parser.add_argument("--child", choices=sorted(TARGETS), help=argparse.SUPPRESS)
@@ -337,7 +418,9 @@ def main() -> None:
         folder = Path(name)
         (folder / "broker").mkdir()
         with contextlib.ExitStack() as stack:
-            if args.large:
+            if args.typed:
+                measure_typed(folder, args)
+            elif args.large:
                 measure_large(folder, args)
             else:
                 measure(folder, args, stack)
