@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -326,16 +326,22 @@ def ratio(a: Measured, b: Measured) -> str:
     return f"{statistics.median(each):.2f} x ({a.processor_seconds / b.processor_seconds:.2f} x)"
 
 
-def alone(folder: Path, records: int, partitions: int, args: argparse.Namespace) -> Measured:
-    """keyfold on uniform keys, uncompressed; `compact()` cleans the partitions at the same time."""
-    raw, log = folder / "raw", folder / "keyfold"
+def alone(folder: Path, records: int, partitions: Sequence[int], args: argparse.Namespace) -> list[Measured]:
+    """keyfold on uniform keys, in turns with these numbers of partitions; `compact()` cleans all partitions
+    at the same time.
+    """
+    raw = folder / "raw"
     write_raw(raw, key_numbers("uniform", records, int(args.keys)))
-    fill(raw, log, "none", args.segment_bytes, partitions)
+    sides = []
+    for count in partitions:
+        log = folder / str(count) / "keyfold"
+        fill(raw, log, args.compression or "none", args.segment_bytes, count)
+        sides.append(keyfold("clean", log))
     raw.unlink()
-    side = keyfold("clean", log)
     for _ in range(args.rounds):
-        side.round()
-    return side.end()
+        for side in sides:
+            side.round()
+    return [side.end() for side in sides]
 
 
 def main() -> None:
@@ -347,7 +353,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--segment-bytes", type=int, default=128 << 20)
     parser.add_argument("--distribution", choices=["uniform", "zipfian"], help="default: both")
-    parser.add_argument("--compression", choices=CODECS, help="of both sides; default: each")
+    parser.add_argument("--compression", choices=CODECS, help="of both sides; default: each, or none")
     parser.add_argument("--linearity", action="store_true", help="1 M, 10 M and 40 M records")
     parser.add_argument("--two", action="store_true", help="two partitions on two cores beside one")
     parser.add_argument("--directory", type=Path, help="where the logs are written")
@@ -366,16 +372,15 @@ def main() -> None:
     if args.linearity:
         for records in (1_000_000, 10_000_000, 40_000_000):
             with folder() as name:
-                found = alone(Path(name), records, 1, args)
+                (found,) = alone(Path(name), records, (1,), args)
             print(
                 found.line(f"{records // 1_000_000} M records"),
                 f" {found.seconds / records * 1e9:.0f} ns/record",
             )
     elif args.two:
-        for partitions in (1, 2):
-            with folder() as name:
-                found = alone(Path(name), int(args.records), partitions, args)
-            print(found.line(f"{partitions} partition{'s' * (partitions > 1)}"))
+        with folder() as name:
+            one, two = alone(Path(name), int(args.records), (1, 2), args)
+        print(one.line("1 partition"), two.line("2 partitions"), f"  two / one {ratio(one, two)}", sep="\n")
     else:
         for distribution in (args.distribution,) if args.distribution else ("uniform", "zipfian"):
             for compression in (args.compression,) if args.compression else CODECS:
