@@ -22,6 +22,7 @@ from keyfold.statestore.errors import BadRecord
 from keyfold.statestore.keys.partitioner import partitions_of
 from keyfold.statestore.projection import as_type
 from keyfold.statestore.schema import rows
+from keyfold.statestore.schema.casting import check_values, values_in
 from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.segment.block import (
     HEADERS_TYPE,
@@ -91,6 +92,8 @@ def normalize(
         if large:
             _check_columns(batch, row)
         if typed and columns is not None:
+            for name, column in zip(names, batch.columns, strict=True):
+                check_values(column, name, row)
             keys = typed_rows.keys_of(batch, columns, row)
             values = typed_rows.values_of(batch, columns, row)
             timestamps = pa.array(np.full(batch.num_rows, now_ms, np.int64), pa.timestamp("ms"))
@@ -154,7 +157,7 @@ def _values(batch: pa.RecordBatch, columns: Columns | None, packed: bool, row: i
             expected=f"columns {', '.join(columns.arrow_schema().names)}", found=str(column.type),
             remedy="give a table of these columns",
         )  # fmt: skip
-    return typed_rows.values_in(column, columns, row)
+    return values_in(column, columns.value_type, row)
 
 
 def unplaced(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -8,6 +8,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore.schema.casting import plain
+
 #: Maximum rows and bytes per slice when partitioning, so that memory does not grow with the table. A single
 #: row may be larger. Bytes are those of the given columns: a row of a store may need eight times as many, for
 #: booleans, a key twice as many, and one column of Arrow holds 2 GiB.
@@ -29,8 +31,8 @@ def slices(table: pa.Table) -> Iterator[pa.RecordBatch]:
     for batch in table.to_batches(max_chunksize=SLICE_ROWS):
         # A dictionary is small, whatever the size of its rows.
         for piece in _cut(batch):
-            plain = pa.RecordBatch.from_arrays([_plain(c) for c in piece.columns], piece.schema.names)
-            yield from _cut(plain)
+            columns = [plain(column) for column in piece.columns]
+            yield from _cut(pa.RecordBatch.from_arrays(columns, piece.schema.names))
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -47,23 +49,9 @@ def _size(column: pa.Array) -> int:
     """The bytes of a column in a plain layout; 0 for a layout that must be plain before that can be said."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        values = _plain(column.dictionary)
+        values = plain(column.dictionary)
         if not any(holds(values.type) for holds in HOLDS_BYTES):
             return 0
         return int(pc.sum(pc.binary_length(values).take(column.indices), min_count=0).as_py() or 0)
     views = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
     return 0 if views or pa.types.is_run_end_encoded(kind) else int(column.nbytes)
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """The same values in a plain layout: no dictionary, no run-end encoding, no views."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        # Arrow cannot take values out of a dictionary of views, so convert the dictionary first.
-        values = _plain(column.dictionary)
-        return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
-    if pa.types.is_run_end_encoded(kind):
-        return _plain(pc.run_end_decode(column))
-    if pa.types.is_string_view(kind):
-        return column.cast(pa.large_string())
-    return column.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else column

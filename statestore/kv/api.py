@@ -196,14 +196,20 @@ def check_arrow(column: Any, what: str = "key") -> pa.Array:
 def check_arrow_rows(keys: Any, values: Any) -> tuple[pa.Array, pa.Array]:
     """Keys and values of `put_all`. Raises `TypeError`, and `ValueError` for columns of different length."""
     if not is_arrow(values):
-        found = type(values).__name__
-        raise _wrong("Keys in an Arrow array need values in an Arrow array.", "an Arrow array", found)
+        raise needs_arrow_values(values)
     if len(keys) != len(values):
         raise ConfigError(
             "The numbers of keys and values differ.", expected=f"{len(keys)} values", found=len(values),
             remedy="give each key one value; null deletes the key",
         )  # fmt: skip
     return check_arrow(keys), check_arrow(values, "value")
+
+
+def needs_arrow_values(values: object) -> WrongType:
+    return _wrong(
+        "Keys in an Arrow array need values in an Arrow array.", "an Arrow array", type(values).__name__,
+        "give both in Arrow arrays, or neither",
+    )  # fmt: skip
 
 
 def binary_array(values: Any) -> pa.Array:
@@ -239,7 +245,14 @@ def check_value(value: object) -> None:
 
 
 def pairs(entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> list[tuple[K, V]]:
-    return list(entries.items() if isinstance(entries, Mapping) else entries)
+    """Raises `WrongType` if it is neither a dict nor pairs."""
+    found = list(
+        entries.items() if isinstance(entries, Mapping) else arguments.several("entries", entries, "pairs")
+    )
+    for entry in found:
+        if not isinstance(entry, tuple | list) or len(entry) != 2:
+            raise arguments.wrong_type("entries", entry, "a dict, or pairs of a key and a value")
+    return found
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

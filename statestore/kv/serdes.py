@@ -22,7 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from keyfold.statestore import arguments
 from keyfold.statestore.closing import Closing
+from keyfold.statestore.errors import WrongType
 from keyfold.statestore.kv.api import (
     Entries,
     KeyValueStore,
@@ -30,6 +32,7 @@ from keyfold.statestore.kv.api import (
     check_arrow,
     check_arrow_rows,
     is_arrow,
+    needs_arrow_values,
     pairs,
 )
 
@@ -234,7 +237,8 @@ class TypedView(Closing, Generic[K, V]):
         if is_arrow(keys):
             keys_of, values_of = _in_arrow(self._keys), _in_arrow(self._values)
             return values_of.from_binary(self._reads.get_all(check_arrow(keys_of.to_binary(keys))))
-        values = self._reads.get_all([self._keys.serialize(key) for key in keys])
+        checked = arguments.several("keys", keys, "keys")
+        values = self._reads.get_all([self._keys.serialize(key) for key in checked])
         return [self._value(value) for value in values]
 
     def range(self, from_: K | None = None, to: K | None = None) -> Entries[K, V]:
@@ -291,8 +295,7 @@ class TypedStore(TypedView[K, V]):
     def put_all(self, entries: Any, values: Any = None) -> None:
         if is_arrow(entries):
             if not is_arrow(values):
-                found = type(values).__name__
-                raise TypeError(f"keys in an Arrow array need values in an Arrow array, not {found}")
+                raise needs_arrow_values(values)
             keys_of, values_of = _in_arrow(self._keys), _in_arrow(self._values)
             rows = check_arrow_rows(keys_of.to_binary(entries), values_of.to_binary(values))
             self._writes.put_all(*rows)
@@ -307,7 +310,8 @@ class TypedStore(TypedView[K, V]):
         if is_arrow(keys):
             self._writes.delete_all(check_arrow(_in_arrow(self._keys).to_binary(keys)))
             return
-        self._writes.delete_all([self._keys.serialize(key) for key in keys])
+        checked = arguments.several("keys", keys, "keys")
+        self._writes.delete_all([self._keys.serialize(key) for key in checked])
 
     def flush(self) -> None:
         self._writes.flush()
@@ -315,5 +319,8 @@ class TypedStore(TypedView[K, V]):
     def _serialized(self, value: V) -> bytes:
         # Even if the serde could write it (JSON's null): `get` returns None for a missing key.
         if value is None:
-            raise TypeError("None is not a value: to remove a key, call delete(key)")
+            raise WrongType(
+                "None is not a value.", expected="a value", found="None",
+                remedy="to remove a key, call delete(key)",
+            )  # fmt: skip
         return self._values.serialize(value)

@@ -8,8 +8,10 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from keyfold.statestore.errors import BadRecord, WrongType
 from keyfold.statestore.kv.api import Entries, KeyValueStore, ReadOnlyStore
 from keyfold.statestore.kv.serdes import TypedStore, TypedView
+from keyfold.statestore.schema import casting
 from keyfold.statestore.schema.columns import Columns
 
 #: The rows of a range that are converted at a time: at first, and at most.
@@ -40,6 +42,8 @@ class LastValuesView(Protocol):
 class KeySerde:
     """Keys: the value of the only key column, or a tuple of values in the order of the key columns. In Arrow
     the column, or a struct of the columns.
+
+    Raises `BadRecord` for what is not a key of these columns.
     """
 
     keeps_prefix = False
@@ -55,7 +59,10 @@ class KeySerde:
         return tuple(row.values()) if len(self._columns.keys) > 1 else row
 
     def to_binary(self, values: pa.Array) -> pa.Array:
-        return self._columns.encode_keys(values.flatten() if len(self._columns.keys) > 1 else [values])
+        kinds = [self._columns.arrow_schema().field(name).type for name in self._columns.keys]
+        return self._columns.encode_keys(
+            casting.key_columns(casting.plain(values), self._columns.keys, kinds)
+        )
 
     def from_binary(self, data: pa.Array) -> pa.Array:
         columns = self._columns.decode_keys(data)
@@ -65,7 +72,11 @@ class KeySerde:
 
 
 class RowSerde:
-    """Values: a dict of the value columns; in Arrow a struct."""
+    """Values: a dict of the value columns; in Arrow a struct. A column that is left out is null.
+
+    Raises `WrongType` for what is not a dict, and `BadRecord` for a column that is not there or a value that
+    does not fit its column.
+    """
 
     keeps_prefix = False
 
@@ -75,19 +86,31 @@ class RowSerde:
     def serialize(self, value: Mapping[str, Any]) -> bytes:
         columns = self._columns()
         if not isinstance(value, Mapping):
-            raise TypeError(f"expected a dict of columns, not {type(value).__name__}")
+            raise WrongType(
+                "A value must be a dict of the value columns.", expected=", ".join(columns.value_type.names),
+                found=type(value).__name__, remedy="give a dict; to remove a key, call delete(key)",
+            )  # fmt: skip
         if unknown := sorted(str(name) for name in value if name not in columns.value_names):
-            raise ValueError(f"no value columns of this changelog: {', '.join(unknown)}")
+            raise BadRecord(
+                "A value has columns that the changelog does not have.",
+                expected=", ".join(columns.value_type.names), found=", ".join(unknown),
+                remedy="leave them out, or correct their names",
+            )  # fmt: skip
         try:
             return columns.encode_row(value)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
-            raise ValueError(f"a value does not have its column's type ({type(e).__name__})") from None
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as e:
+            raise BadRecord(
+                "A value does not have the type of its column.", expected=str(columns.value_type),
+                found=f"another type, or a number that would change ({type(e).__name__})",
+                remedy="convert it to the column's type",
+            ) from None  # fmt: skip
 
     def deserialize(self, data: bytes) -> dict[str, Any]:
         return self._columns().decode_row(data)
 
     def to_binary(self, values: pa.Array) -> pa.Array:
-        return self._columns().encode_rows(values)
+        columns = self._columns()
+        return columns.encode_rows(casting.values_in(casting.plain(values), columns.value_type))
 
     def from_binary(self, data: pa.Array) -> pa.Array:
         return self._columns().decode_rows(data)

@@ -68,14 +68,17 @@ class RowValues:
 
 
 def _is_kept(value: Any, kept: Any) -> bool:
-    """Whether Arrow has kept a value. It cuts fractions off, takes a time without a zone as UTC, and so on. A
-    float is the nearest one.
+    """Whether Arrow has kept a value. It cuts fractions off, takes a time without a zone as UTC and text for
+    its letters, leaves out fields that it does not know, and so on. A float is the nearest one.
     """
     if value is None or kept is None:
         return value is kept
     if isinstance(kept, dict):
-        return isinstance(value, Mapping) and all(_is_kept(value.get(name), kept[name]) for name in kept)
+        known = isinstance(value, Mapping) and value.keys() <= kept.keys()
+        return known and all(_is_kept(value.get(name), kept[name]) for name in kept)
     if isinstance(kept, list | tuple):
+        if isinstance(value, str | bytes | bytearray):
+            return False
         items = list(value.items() if isinstance(value, Mapping) else value)
         return len(items) == len(kept) and all(map(_is_kept, items, kept))
     if isinstance(kept, float) and isinstance(value, float):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from keyfold import Changelog, restore
-from keyfold.statestore.errors import BadRecord
+from keyfold.statestore.errors import BadRecord, WrongType
 from keyfold.statestore.schema.columns import Columns
 from support.changelogs import BY_HAND
 from support.key_kinds import field
@@ -26,6 +26,9 @@ TIMES = Columns(
         "fields": [
             *COLUMNS.schema_json["fields"],
             *(field("day", "date"), field("t", "timestamp"), field("f", "float")),
+            field("l", {"type": "array", "elementType": "string", "containsNull": True}),
+            field("b", {"type": "array", "elementType": "integer", "containsNull": True}),
+            field("d", {"type": "struct", "fields": [field("x", "string")]}),
         ],
     },
     ("u",),
@@ -68,21 +71,24 @@ def test_reads_see_the_writes_of_the_transaction_and_nobody_else_does(path: Path
 
 #: What is put, and what it raises.
 WRONG: dict[str, tuple[Any, Any, type[Exception]]] = {
-    "a column that is not there": ("a", {"other": 1}, ValueError),
-    "the key column as a value": ("a", {"u": "a"}, ValueError),
-    "text for a number": ("a", {"n": "1"}, ValueError),
-    "a number for text": ("a", {"s": 1}, ValueError),
-    "a number that is too large": ("a", {"n": 1 << 31}, ValueError),
-    "a fraction": ("a", {"n": 1.5}, ValueError),
-    "a boolean for a number": ("a", {"n": True}, ValueError),
-    "bytes for text": ("a", {"s": b"x"}, ValueError),
-    "a time for a date": ("a", {"day": dt.datetime(2020, 1, 1, 1)}, ValueError),  # noqa: DTZ001
-    "a time without a zone": ("a", {"t": dt.datetime(2020, 1, 1)}, ValueError),  # noqa: DTZ001
-    "too large for a float": ("a", {"f": 1e39}, ValueError),
-    "no dict": ("a", 1, TypeError),
-    "None": ("a", None, TypeError),
-    "bytes": ("a", b"x", TypeError),
-    "text that is no text": ("a", {"s": "\ud800"}, ValueError),
+    "a column that is not there": ("a", {"other": 1}, BadRecord),
+    "the key column as a value": ("a", {"u": "a"}, BadRecord),
+    "text for a number": ("a", {"n": "1"}, BadRecord),
+    "a number for text": ("a", {"s": 1}, BadRecord),
+    "a number that is too large": ("a", {"n": 1 << 31}, BadRecord),
+    "a fraction": ("a", {"n": 1.5}, BadRecord),
+    "a boolean for a number": ("a", {"n": True}, BadRecord),
+    "bytes for text": ("a", {"s": b"x"}, BadRecord),
+    "a time for a date": ("a", {"day": dt.datetime(2020, 1, 1, 1)}, BadRecord),  # noqa: DTZ001
+    "a time without a zone": ("a", {"t": dt.datetime(2020, 1, 1)}, BadRecord),  # noqa: DTZ001
+    "too large for a float": ("a", {"f": 1e39}, BadRecord),
+    "no dict": ("a", 1, WrongType),
+    "None": ("a", None, WrongType),
+    "bytes": ("a", b"x", WrongType),
+    "text that is no text": ("a", {"s": "\ud800"}, BadRecord),
+    "a field that is not there": ("a", {"d": {"x": "1", "other": 2}}, BadRecord),
+    "text for an array": ("a", {"l": "abc"}, BadRecord),
+    "bytes for an array of numbers": ("a", {"b": b"abc"}, BadRecord),
     "a key of another type": (1, {"n": 1}, BadRecord),
     "a null key": (None, {"n": 1}, BadRecord),
     "a key with too many parts": (("a", "b"), {"n": 1}, BadRecord),
