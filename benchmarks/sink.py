@@ -1,11 +1,16 @@
 """Micro-batches through Spark into a changelog, beside a plain Parquet append and Delta Lake's MERGE.
 
-    python benchmarks/sink.py [--rounds 5] [--batches 20] [--rows 100000] [--directory DIR]
+    python benchmarks/sink.py [--rounds 5] [--batches 20] [--rows 100000] [--directory DIR] [--only CASE …]
 
-A stream of 2 M events (keys of 16 bytes out of 200,000, values of 100 bytes) in batches of 100,000 rows. In
-each batch the same DataFrame goes, in turn, to a sink that throws it away (the floor: what Spark itself
+Three cases, each a stream of 20 batches:
+
+    one      keys of 16 bytes out of 200,000 and a string of 100 bytes, 100,000 rows a batch
+    eight    the same keys and 8 columns: bigint, int, double, string, timestamp, decimal, boolean, date
+    small    as `one`, 1,000 rows a batch
+
+In each batch the same DataFrame goes, in turn, to a sink that throws it away (the floor: what Spark itself
 costs), to Parquet (append, not synced), and to a changelog of 4 partitions (synced, exactly once). Rates are
-medians over all batches of all rounds but the first three of each. Delta runs the same batches in an
+medians over all batches of all rounds but the first three of each. Delta runs the batches of `one` in an
 environment of its own, whose Python the variable KEYFOLD_DELTA_PYTHON names (`make bench` sets it).
 
 Memory is the peak resident size of the driver's Python and of the JVM, in fresh processes, for batches of one
@@ -28,12 +33,14 @@ from pathlib import Path
 from typing import Any
 
 KEYS, KEY_BYTES, VALUE_BYTES, PARTITIONS = 200_000, 16, 100, 4
+SMALL_ROWS = 1000
+CASES = ["one", "eight", "small"]
 WARM_UP_BATCHES = 3
 
 Times = dict[str, list[float]]
 
 
-def write_events(directory: Path, batches: int, rows: int) -> None:
+def write_events(directory: Path, batches: int, rows: int, *, eight: bool = False) -> None:
     """One Parquet file per batch, with two row groups, so that both cores have work."""
     import numpy as np
     import pyarrow as pa
@@ -43,13 +50,36 @@ def write_events(directory: Path, batches: int, rows: int) -> None:
     directory.mkdir()
     for number in range(batches):
         keys = [b"%0*d" % (KEY_BYTES, key) for key in random.integers(0, KEYS, rows).tolist()]
-        letters = random.integers(97, 123, rows * VALUE_BYTES, dtype=np.uint8)
-        ends = pa.py_buffer(np.arange(0, (rows + 1) * VALUE_BYTES, VALUE_BYTES, dtype=np.int32))
-        values = pa.Array.from_buffers(pa.string(), rows, [None, ends, pa.py_buffer(letters.tobytes())])
-        table = pa.table({"key": pa.array(keys, pa.binary()).cast(pa.string()), "value": values})
+        columns = {"key": pa.array(keys, pa.binary()).cast(pa.string())}
+        if eight:
+            columns |= _mixed(random, rows, number * rows)
+        else:
+            letters = random.integers(97, 123, rows * VALUE_BYTES, dtype=np.uint8)
+            ends = pa.py_buffer(np.arange(0, (rows + 1) * VALUE_BYTES, VALUE_BYTES, dtype=np.int32))
+            text = pa.Array.from_buffers(pa.string(), rows, [None, ends, pa.py_buffer(letters.tobytes())])
+            columns["value"] = text
         path = directory / f"{number:04d}.parquet"
-        pq.write_table(table, path, row_group_size=rows // 2 + 1, compression="none")
+        pq.write_table(pa.table(columns), path, row_group_size=rows // 2 + 1, compression="none")
         os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+
+
+def _mixed(random: Any, rows: int, first: int) -> dict[str, Any]:
+    """Eight columns of a typical event."""
+    import numpy as np
+    import pyarrow as pa
+
+    micros = 1_600_000_000_000_000 + np.arange(first, first + rows) * 1_000_000
+    cents = pa.array(random.integers(0, 100_000, rows), pa.int64()).cast(pa.decimal128(19, 0))
+    return {
+        "id": pa.array(np.arange(first, first + rows)),
+        "kind": pa.array(random.integers(0, 100, rows).astype(np.int32)),
+        "score": pa.array(random.random(rows)),
+        "name": pa.array([f"name-{n}" for n in random.integers(0, 5000, rows).tolist()]),
+        "at": pa.array(micros, pa.timestamp("us", "UTC")),
+        "price": cents.cast(pa.decimal128(12, 2), safe=False),
+        "paid": pa.array(random.integers(0, 2, rows).astype(bool)),
+        "day": pa.array(random.integers(18_000, 19_000, rows).astype(np.int32), pa.date32()),
+    }
 
 
 def session(directory: Path, configure: Callable[[Any], Any] = lambda builder: builder) -> Any:
@@ -77,7 +107,8 @@ def session(directory: Path, configure: Callable[[Any], Any] = lambda builder: b
 def run_query(
     spark: Any, events: Path, checkpoint: Path, each: Callable[[Any, int], None], files: int
 ) -> None:
-    frame = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", files)
+    schema = spark.read.parquet(str(events)).schema
+    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", files)
     writer = frame.parquet(str(events)).writeStream.foreachBatch(each)
     writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
@@ -193,6 +224,8 @@ def report(times: Times, rows: int, waits: list[float]) -> None:
     for name in rates:
         if name not in ("keyfold", "noop"):
             print(f"keyfold / {name}: {rates['keyfold'] / rates[name]:.2f}")
+    more = statistics.median(times["keyfold"]) - statistics.median(times["noop"])
+    print(f"keyfold - noop: {more * 1e3:.0f} ms a batch")
     print(
         f"until last values had caught up, s: median {statistics.median(waits):.2f}, longest {max(waits):.2f}"
     )
@@ -206,6 +239,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--rows", type=int, default=100_000, help="per batch")
+    parser.add_argument("--only", nargs="*", default=CASES, choices=CASES)
     parser.add_argument("--skip", nargs="*", default=[], choices=["delta", "memory"])
     for hidden in ("--part", "--events", "--result"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -222,18 +256,23 @@ def main() -> None:
         return
     directory = Path(tempfile.mkdtemp(prefix="keyfold-bench-", dir=args.directory))
     try:
-        events = directory / "events"
-        write_events(events, args.batches, args.rows)
-        times, waits = compare(directory, events, args.rounds)
-        python = os.environ.get("KEYFOLD_DELTA_PYTHON")
-        if python and "delta" not in args.skip:
-            times |= other_process(python, "delta", directory / "delta", events)
-        report(times, args.rows, waits)
-        if "memory" not in args.skip:
-            for files in (1, 10):
-                peaks = other_process(sys.executable, "memory", directory / f"memory-{files}", events, files)
-                print(f"batches of {files * args.rows:,} rows, peak MiB: "
-                      f"driver's Python {peaks['python']:,.0f}, JVM {peaks['jvm']:,.0f}")  # fmt: skip
+        for case in args.only:
+            rows = SMALL_ROWS if case == "small" else args.rows
+            print(f"-- {case}: {rows:,} rows a batch", flush=True)
+            here = directory / case
+            here.mkdir()
+            events = here / "events"
+            write_events(events, args.batches, rows, eight=case == "eight")
+            times, waits = compare(here, events, args.rounds)
+            python = os.environ.get("KEYFOLD_DELTA_PYTHON")
+            if case == "one" and python and "delta" not in args.skip:
+                times |= other_process(python, "delta", here / "delta", events)
+            report(times, rows, waits)
+            if case == "one" and "memory" not in args.skip:
+                for files in (1, 10):
+                    peaks = other_process(sys.executable, "memory", here / f"memory-{files}", events, files)
+                    print(f"batches of {files * rows:,} rows, peak MiB: "
+                          f"driver's Python {peaks['python']:,.0f}, JVM {peaks['jvm']:,.0f}")  # fmt: skip
     finally:
         shutil.rmtree(directory)
 

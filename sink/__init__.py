@@ -11,6 +11,7 @@
     offset_log       the calling query, and the offsets in its checkpoint
     query_plan       how the query begins: the start offsets of its sources, and its initial state
     staging          blocks written by tasks, and how the driver appends them to the log
+    small_batches    few rows, encoded by the driver without a Python worker
     python_worker    the worker of a task: prompt acknowledgements, less garbage collection
     encoding         rows to key and value bytes, in the JVM
 

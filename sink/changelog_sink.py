@@ -27,6 +27,7 @@ from keyfold.sink.arrow_rows import key_columns
 from keyfold.sink.base import ForeachBatch
 from keyfold.sink.batch_gate import CONTINUES, IncomingBatch, choice
 from keyfold.sink.encoding import RowEncoding, check_arguments
+from keyfold.sink.small_batches import SmallBatches
 from keyfold.sink.staging import Stage, Staged
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import ConfigError, SchemaMismatch
@@ -78,6 +79,8 @@ class ChangelogSink(ForeachBatch):
             and rates. Records that they deliver again are written again.
         placement: Where blocks are encoded: by the "tasks", which must see the changelog's disk, or on the
             "driver", to which every row is then sent. "auto" means tasks if Spark runs only on this machine.
+            Except with "tasks", the driver also encodes a small batch that follows a small one, which is
+            faster. If it turns out not to be small, it is computed again for the tasks.
         steal: Take over from a writer in another process, which is fenced.
         files: For tests.
 
@@ -129,6 +132,7 @@ class ChangelogSink(ForeachBatch):
             except_column_list=except_column_list,
         )
         self._encoding: tuple[str, RowEncoding] | None = None
+        self._small = SmallBatches()
         if not keys or files.exists(self.path / filenames.IDENTITY):
             self._opened(None)
         else:
@@ -159,10 +163,13 @@ class ChangelogSink(ForeachBatch):
 
     def _staged(self, records: DataFrame, stage: Stage) -> list[Staged]:
         records = self._ordered(records, stage.partitions) if self._arguments["sequence_by"] else records
-        if self._by_tasks(records):
+        tasks_only = self._placement == "tasks"
+        staged = None if tasks_only else self._small.staged(self._files, records, stage)
+        if staged is None and self._by_tasks(records):
             staged = staging.staged_by_tasks(records, stage)
-        else:
+        elif staged is None:
             staged = staging.staged_on_driver(self._files, records, stage)
+        self._small.note(staged)
         bad = staging.refused_row(staged, stage)
         if bad is not None:
             raise bad

@@ -17,6 +17,7 @@ before the files that say which records it contains.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,9 +77,14 @@ def is_active(session: SparkSession, query: str) -> bool:
 
 def _execution(session: SparkSession, query: str) -> Any:
     """The JVM object of an active query of any session. `streams.get` finds only its own session's."""
-    jvm: Any = session.sparkContext._jvm
     state: Any = session._jsparkSession.sharedState()
-    return state.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+    return state.activeStreamingQueries().get(_uuid_class(session.sparkContext._jvm).fromString(query))
+
+
+@functools.lru_cache(maxsize=1)
+def _uuid_class(jvm: Any) -> Any:
+    """Each part of its name is a call to the JVM, which looks for a class of that name."""
+    return jvm.java.util.UUID
 
 
 class OffsetLog(Protocol):

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from keyfold import Changelog, ChangelogSink
 from keyfold.checkpoints.log.writer import Writer
 from keyfold.checkpoints.manifest.identity import read_identity
-from keyfold.sink import staging
+from keyfold.sink.staging import Stage
 from keyfold.statestore.errors import StorageFailed
 from keyfold.statestore.files import LOCAL
 from support.streams import pairs
@@ -58,25 +58,26 @@ def test_a_column_is_known_before_a_record_with_it_is_committed(
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize("placement", ["tasks", "driver"])
 def test_a_column_that_another_sink_adds_while_rows_are_staged_is_null(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Any, codec: str
 ) -> None:
     """Both add one: each gets the other's, in the order of their commits."""
     path, config = tmp_path / "log", {"compression.type": codec}
     with (
-        ChangelogSink(path, keys="k", config=config) as slow,
+        ChangelogSink(path, keys="k", config=config, placement=placement) as slow,
         ChangelogSink(path, keys="k", app_id="b") as fast,
     ):
         slow(rows(spark, "k string, v long", ("a", 1)), 0)
-        staged: Callable[..., Any] = staging.staged_by_tasks
+        staged: Callable[..., Any] = ChangelogSink._staged
 
-        def overtaken(records: DataFrame, stage: staging.Stage) -> Any:
-            done = staged(records, stage)
+        def overtaken(sink: ChangelogSink, records: DataFrame, stage: Stage) -> Any:
+            done = staged(sink, records, stage)
             monkeypatch.undo()
             fast(rows(spark, "k string, v long, f double", ("b", 2, 0.5)), 0)
             return done
 
-        monkeypatch.setattr(staging, "staged_by_tasks", overtaken)
+        monkeypatch.setattr(ChangelogSink, "_staged", overtaken)
         slow(rows(spark, "k string, v long, s string", ("c", 3, "x")), 1)
         assert names(slow.log) == ["v", "f", "s"]
         assert pairs(slow.log) == [
