@@ -46,6 +46,7 @@ from keyfold.statestore.kv.typed_columns import ColumnsView, KeySerde, LastValue
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import located, writable
 from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.schema.python_values import to_python
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 
 _KEY_AND_VALUE: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field("value")])
@@ -375,7 +376,7 @@ class Changelog(Closing):
             bytes. With typed columns a dict of the value columns.
 
         Raises:
-            BadRecord: not a key of these columns.
+            BadRecord: not a key of these columns; or a date or time that Python cannot represent.
         """
         columns = self.columns
         if columns is None and self._keys:
@@ -390,7 +391,9 @@ class Changelog(Closing):
         self._check_open()
         values = self.identity.value_type
         last = reader.last_value(self.files, self.path, self.state, self.partition(raw), raw, values)
-        return None if last is None else last[0].as_py()
+        if last is None or columns is None:
+            return None if last is None else last[0].as_py()
+        return to_python(last, "")[0]
 
     def store(self) -> LastValuesView:
         """The last values: get, get_all, range, prefix, all. With typed columns keys and values are those of

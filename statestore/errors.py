@@ -9,7 +9,8 @@
     ├── StorageFailed        a write or fsync failed; this writer is fenced, reopening recovers
     ├── ChangelogLocked      another running writer holds the changelog
     ├── WriterFenced         a writer with a higher epoch has taken over, or this writer failed before
-    ├── BadRecord            a record cannot be written: a null key, a column of the wrong type
+    ├── BadRecord            a record cannot be written (a null key, a column of the wrong type), or Python
+    │                        cannot represent a value
     ├── SchemaMismatch       the columns differ from those of the changelog
     ├── BatchConflict        a batch id was used before, or by another query, for a different batch
     ├── CompactedAway        the exact state at that point no longer exists
@@ -125,7 +126,7 @@ class WriterFenced(KeyfoldError):
 
 
 class BadRecord(KeyfoldError):
-    """A record cannot be written."""
+    """A record cannot be written, or its values cannot be given as Python objects."""
 
 
 class SchemaMismatch(KeyfoldError):

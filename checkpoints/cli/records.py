@@ -17,11 +17,13 @@ import pyarrow as pa
 from keyfold.checkpoints.changelog import Changelog
 from keyfold.checkpoints.cli.exits import NO_VALUE
 from keyfold.checkpoints.cli.output import Target, json_of, out, text_of, time_from, time_of, verb
+from keyfold.checkpoints.log.reader import last_value
 from keyfold.checkpoints.manifest.partition import PartitionState
 from keyfold.checkpoints.manifest.resolve import partition_state
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import CompactedAway, ConfigError, SchemaMismatch
+from keyfold.statestore.errors import BadRecord, CompactedAway, ConfigError, SchemaMismatch
 from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.schema.python_values import to_python
 
 _FOLLOW_SECONDS: Final = 0.5
 #: The number of lines to print at once, so that a long dump does not need one system call per record.
@@ -77,7 +79,7 @@ def contents(batch: pa.RecordBatch, columns: Columns | None) -> list[dict[str, A
     if columns is not None:
         try:
             return _typed_contents(columns, keys, values)
-        except (SchemaMismatch, ValueError, OverflowError):
+        except (SchemaMismatch, BadRecord):
             values = columns.encode_rows(values)  # a key of other columns, or a time that Python cannot hold
     return [
         {**json_of("key", key), **json_of("value", value)}
@@ -89,7 +91,7 @@ def _typed_contents(columns: Columns, keys: pa.Array, values: pa.Array) -> list[
     decoded = columns.decode(keys, values)
     value_names = [name for name in decoded.column_names if name not in columns.keys]
     plain = {
-        name: [_plain(v, decoded.schema.field(name).type) for v in decoded.column(name).to_pylist()]
+        name: [_plain(v, decoded.schema.field(name).type) for v in to_python(decoded.column(name), name)]
         for name in decoded.column_names
     }
     return [
@@ -201,9 +203,10 @@ def get(place: Target, key: tuple[str, ...], hexadecimal: bool) -> None:
     """
     with Changelog.open(place.path, mode="r", files=place.files) as log:
         parts = _key(log.columns, key, hexadecimal)
-        value = log.get(parts if len(parts) > 1 else parts[0])
         data = parts[0] if log.columns is None else log.columns.encode_key(*parts)
-        one = [pa.array([data], pa.binary()), pa.array([value], log.identity.value_type), pa.nulls(1)]
+        kind = log.identity.value_type
+        value = last_value(log.files, log.path, log.state, log.partition(data), data, kind)
+        one = [pa.array([data], pa.binary()), pa.nulls(1, kind) if value is None else value, pa.nulls(1)]
         content = contents(pa.record_batch(one, names=["key", "value", "headers"]), log.columns)[0]
     if place.as_json:
         out(json.dumps({"partition": log.partition(data), **content}))

@@ -36,6 +36,7 @@ from keyfold.statestore.files import LOCAL, Files
 from keyfold.statestore.kv.typed_columns import LastValuesView
 from keyfold.statestore.paths import AnyPath
 from keyfold.statestore.remote_files import located, writable
+from keyfold.statestore.schema.python_values import to_python
 from keyfold.statestore.segment.block import RECORD_SCHEMA
 from keyfold.statestore.segment.reader import read_segments
 from keyfold.statestore.segment.writer import Segment
@@ -251,15 +252,19 @@ class RestoredState(Closing):
     def to_dict(self) -> dict[Any, Any]:
         """Raw: key bytes → value bytes. Typed: the key (a tuple if it has several columns) → column → value.
         A struct or an array in a key is a tuple, which `keys=` accepts too.
+
+        Raises:
+            BadRecord: a date or a time has no equivalent in Python.
         """
         batches = self._all()
         table = self._table(batches)
         if self.columns is None:
             return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
-        keys = [[_hashable(value) for value in table[name].to_pylist()] for name in self.columns.keys]
-        rows: list[Any] = table.drop_columns(list(self.columns.keys)).to_pylist()
-        if not rows:
-            rows = [{} for _ in range(table.num_rows)]
+        keys = [[_hashable(value) for value in to_python(table[name], name)] for name in self.columns.keys]
+        values = table.drop_columns(list(self.columns.keys))
+        rows: list[Any] = [{} for _ in range(table.num_rows)]
+        if values.num_columns:
+            rows = to_python(values.to_struct_array(), "")
         if self._begins is not None:
             deleted = _deleted(batches).to_pylist()
             rows = [None if gone else row for row, gone in zip(rows, deleted, strict=True)]

@@ -33,6 +33,7 @@ from keyfold.statestore.errors import ConfigError, KeyfoldError, WrongType
 
 K = TypeVar("K")
 V = TypeVar("V")
+S = TypeVar("S", bound="ReadOnlyStore")
 
 
 class StoreClosed(KeyfoldError, ValueError):
@@ -103,6 +104,10 @@ class ReadOnlyStore(Protocol):
         """A read-only view of the store as it is now. Later writes do not change it. Close it after use."""
 
     def close(self) -> None: ...
+
+    def __enter__(self: S) -> S: ...
+
+    def __exit__(self, *error: object) -> None: ...
 
 
 class KeyValueStore(ReadOnlyStore, Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -13,15 +13,19 @@ from keyfold.statestore.kv.api import Entries, KeyValueStore, ReadOnlyStore
 from keyfold.statestore.kv.serdes import TypedStore, TypedView
 from keyfold.statestore.schema import casting
 from keyfold.statestore.schema.columns import Columns
+from keyfold.statestore.schema.python_values import to_python
 
 #: The rows of a range that are converted at a time: at first, and at most.
 _FIRST_ROWS: Final = 16
 _ROWS_MAX: Final = 4096
 
 
+L = TypeVar("L", bound="LastValuesView")
+
+
 class LastValuesView(Protocol):
     """The last values of a changelog, read as what they are: bytes as in `ReadOnlyStore`, or keys and dicts
-    of typed columns as in `ColumnsView`.
+    of typed columns as in `ColumnsView`. A context manager.
     """
 
     def get(self, key: Any) -> Any: ...
@@ -37,6 +41,10 @@ class LastValuesView(Protocol):
     def snapshot(self) -> Any: ...
 
     def close(self) -> None: ...
+
+    def __enter__(self: L) -> L: ...
+
+    def __exit__(self, *error: object) -> None: ...
 
 
 class KeySerde:
@@ -55,8 +63,12 @@ class KeySerde:
         return self._columns.encode_key(*_parts(value))
 
     def deserialize(self, data: bytes) -> Any:
-        (row,) = self.from_binary(pa.array([data], pa.binary())).to_pylist()
+        (row,) = self.to_python(self.from_binary(pa.array([data], pa.binary())))
         return tuple(row.values()) if len(self._columns.keys) > 1 else row
+
+    def to_python(self, keys: pa.Array) -> list[Any]:
+        """Keys in Arrow as Python values; several columns as a dict."""
+        return to_python(keys, self._columns.keys[0] if len(self._columns.keys) == 1 else "")
 
     def to_binary(self, values: pa.Array) -> pa.Array:
         kinds = [self._columns.arrow_schema().field(name).type for name in self._columns.keys]
@@ -119,7 +131,8 @@ class RowSerde:
 class ColumnsView(TypedView[Any, dict[str, Any]]):
     """The last values of typed columns: `get("to")` gives a dict such as `{"count": 2}`. Keys of several
     columns are tuples. `range` takes bounds with the values of the first key columns, `prefix` the values of
-    the first ones, or text or bytes that a key begins with. Arrow arrays in give Arrow arrays out.
+    the first ones, or text or bytes that a key begins with. Arrow arrays in give Arrow arrays out. A date or
+    time that Python cannot represent raises `BadRecord`, which names the column; Arrow holds it.
 
     Args:
         current: The columns of now, for a store that follows a changelog while columns are added. It is
@@ -159,10 +172,10 @@ class ColumnsView(TypedView[Any, dict[str, Any]]):
             count = _FIRST_ROWS
             while some := list(islice(below, count)):
                 keys, values = (pa.array(column, pa.binary()) for column in zip(*some, strict=True))
-                found = self._keys_of.from_binary(keys).to_pylist()
+                found = self._keys_of.to_python(self._keys_of.from_binary(keys))
                 if len(self._columns.keys) > 1:
                     found = [tuple(key.values()) for key in found]
-                yield from zip(found, self._rows.from_binary(values).to_pylist(), strict=True)
+                yield from zip(found, to_python(self._rows.from_binary(values), ""), strict=True)
                 count = min(2 * count, _ROWS_MAX)
 
         return Entries(rows(), below.close)

@@ -20,6 +20,7 @@ from keyfold.statestore.errors import BadRecord, ConfigError, SchemaMismatch
 from keyfold.statestore.projection import as_type
 from keyfold.statestore.schema import key_codec, key_decoder, rows, spark_types
 from keyfold.statestore.schema.key_values import KeyEncoder, encode_beginning, encode_values
+from keyfold.statestore.schema.python_values import to_python
 from keyfold.statestore.schema.row_values import RowValues
 from keyfold.statestore.schema.spark_types import FieldJson
 
@@ -209,10 +210,15 @@ class Columns:
         return self._row_values.encode(value, 1 + len(self.earlier))
 
     def decode_row(self, packed: bytes) -> dict[str, Any]:
-        """The value of one row. Raises `ValueError` if the bytes are not a row of this changelog."""
+        """The value of one row.
+
+        Raises:
+            ValueError: The bytes are not a row of this changelog.
+            BadRecord: A date or a time has no equivalent in Python.
+        """
         if int.from_bytes(packed[: rows.SCHEMA_ID_BYTES], "little") == 1 + len(self.earlier):
             return self._row_values.decode(packed)
-        value: dict[str, Any] = self.decode_rows(pa.array([packed], pa.binary()))[0].as_py()
+        value: dict[str, Any] = to_python(self.decode_rows(pa.array([packed], pa.binary())), "")[0]
         return value
 
     def _value_type_of(self, number: int) -> pa.StructType:

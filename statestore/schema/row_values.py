@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from keyfold.statestore.schema import rows
+from keyfold.statestore.schema.python_values import no_python_value, to_python
 
 _UTC_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _EPOCH: Final = _UTC_EPOCH.replace(tzinfo=None)
@@ -43,10 +44,15 @@ class RowValues:
         return RowValues, (self._kind,)
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        """The values in a row. Raises `ValueError` if the bytes are not a row of this type."""
+        """The values in a row.
+
+        Raises:
+            ValueError: The bytes are not a row of this type.
+            BadRecord: A date or a time has no equivalent in Python.
+        """
         if self._plan is not None:
             return self._plan.decode(data)
-        found: dict[str, Any] = rows.decode(pa.array([data], pa.binary()), self._kind)[0].as_py()
+        found: dict[str, Any] = to_python(rows.decode(pa.array([data], pa.binary()), self._kind), "")[0]
         return found
 
     def encode(self, value: Mapping[str, Any], schema_id: int) -> bytes:
@@ -126,7 +132,10 @@ class _Plan:
             values = [None if nulls >> i & 1 else value for i, value in enumerate(values)]
         for i, convert in self._converted:
             if values[i] is not None:
-                values[i] = convert(values[i])
+                try:
+                    values[i] = convert(values[i])
+                except (OverflowError, ValueError):
+                    raise no_python_value(self._names[i], self._fields[i][1]) from None
         return dict(zip(self._names, values, strict=True))
 
     def encode(self, value: Mapping[str, Any], schema_id: int) -> bytes:

@@ -58,6 +58,14 @@ def test_slices_are_small_and_hold_every_row(layout: str, repeated: int, small: 
     assert whole["text"].to_pylist() == column.to_pylist()
 
 
+def test_a_dictionary_whose_rows_need_more_than_2_gib_is_cut_before_it_is_decoded() -> None:
+    values = pa.array([b"a", bytes(24 << 20)])
+    column = pa.DictionaryArray.from_arrays(pa.array([0, *[1] * 100], pa.int8()), values)
+    sizes = [(batch.num_rows, batch.nbytes) for batch in slices.slices(pa.table({"key": column}))]
+    assert sum(rows for rows, _ in sizes) == 101
+    assert max(size for _, size in sizes) <= slices.SLICE_BYTES
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.none() | st.text(max_size=90)), max_size=40),
     st.integers(1, 3000),
