@@ -266,9 +266,18 @@ class Changelog(Closing):
         batch_id = None if batch_id is None else idempotence.checked_batch(batch_id)
         engine = self._open_engine()
         engine.transactions.check()
-        if self._keys and engine.identity.columns is None:
-            engine.set_columns(typed_rows.columns_of(ingest.table_of(table), self._keys))
-        return engine.append(table, app_id, batch_id)
+        if not self._keys or engine.identity.columns is not None:
+            return engine.append(table, app_id, batch_id)
+        # A stream can be read only once.
+        rows = ingest.table_of(table)
+        with engine.transactions:
+            # Another thread may have appended the first table while this one waited.
+            if engine.identity.columns is None:
+                columns = typed_rows.columns_of(rows, self._keys)
+                # A table that is refused gives no columns.
+                ingest.normalize(rows, engine.clock_ms(), columns)
+                engine.set_columns(columns)
+            return engine.append(rows, app_id, batch_id, takes_turn=False)
 
     @contextmanager
     def transaction(self, *, app_id: str, batch_id: int) -> Iterator[Any]:
@@ -289,8 +298,9 @@ class Changelog(Closing):
         """
         engine, app_id = self._open_engine(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
-        columns = self._known_columns()
         with engine.transactions:
+            # Known now: a batch that this one has waited for may have added columns.
+            columns = self._known_columns()
             applied = idempotence.appended(engine.state, app_id, batch_id, "") is not None
             with engine.transaction(applied=applied) as transaction:
                 yield transaction if columns is None else ColumnsTransaction(transaction, columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,23 @@ def test_a_column_that_is_added_during_a_transaction_does_not_harm_it(path: Path
         assert log.get("a") == {"n": 5, "s": None, "x": None}
         assert log.get("b") == {"n": 6, "s": None, "x": None}
     assert restore(path).to_dict()["a"] == {"n": 5, "s": None, "x": None}
+
+
+def test_a_transaction_knows_the_columns_that_were_added_while_it_waited(path: Path) -> None:
+    found: list[Any] = []
+
+    def wait_and_read() -> None:
+        with Changelog.open(path) as log, log.transaction(app_id="t", batch_id=0) as store:
+            found.append(store.get("a"))
+            store.put("b", {"n": 6, "f": 0.5})
+
+    with Changelog.open(path) as log:
+        with log.engine.transactions:
+            waiting = threading.Thread(target=wait_and_read)
+            waiting.start()
+            waiting.join(0.3)
+            log.engine.set_columns(COLUMNS.accepts(TIMES))
+            log.engine.append({"u": ["a"], "f": [1.5]}, "other", None, takes_turn=False)
+        waiting.join()
+        assert [one["f"] for one in found] == [1.5]
+        assert log.get("b")["f"] == 0.5
