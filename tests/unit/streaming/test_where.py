@@ -21,10 +21,12 @@ from pyspark.sql import types as T
 
 from keyfold import Changelog
 from keyfold.statestore.errors import ConfigError
+from keyfold.statestore.keys.partitioner import partition_of
 from keyfold.statestore.schema.columns import Columns
 from keyfold.statestore.segment.message import selected
 from keyfold.streaming.pieces import Piece
 from keyfold.streaming.source import KeyfoldSource
+from keyfold.streaming.where import selection_of
 from support.faults.inject import Watched
 from support.key_kinds import ATOMIC, Kind, field, ordered
 from support.source import QUIET, TYPED, Driver, read_batch, rows_of, table
@@ -139,6 +141,37 @@ def test_a_filtered_read_is_the_whole_read_filtered(
         found = read_batch(root, mode=mode, where=condition.text, columns=",".join(names))
         expected = [{name: row[name] for name in names} for row in whole if condition.holds(row)]
         assert Counter(map(repr, found)) == Counter(map(repr, expected)), condition.text
+
+
+def test_any_two_conditions_are_both_met(tmp_path: Path) -> None:
+    """All pairs of them on small keys, with the least and the greatest values."""
+    numbers, texts = [-128, 0, 1, 127], ["", "a", "a\0", "b"]
+    fields = [field("a", "byte"), field("b", "string"), field("v", "long")]
+    columns = Columns({"type": "struct", "fields": fields}, ("a", "b"))
+    rows = [{"a": a, "b": b} for a in numbers for b in texts]
+    keys = columns.encode_keys(
+        [pa.array([r[n] for r in rows], t) for n, t in (("a", pa.int8()), ("b", pa.string()))]
+    )
+    simple = [("a", sign, a) for sign in COMPARE for a in numbers]
+    on_b = [("b", sign, b) for sign in COMPARE for b in texts]
+    lists = [("b", "IN", ("a", "b")), ("b", "IN", ("", "a", "z"))]
+    exact = [("a", "=", a) for a in numbers]
+    cases: list[tuple[Any, ...]] = [*itertools.product(simple, repeat=2)]
+    cases += itertools.product(exact, [*on_b, *lists], [*on_b, *lists])
+    for case in cases:
+        text = " AND ".join(
+            f"{n} IN ({', '.join(map(literal, v))})" if sign == "IN" else f"{n} {sign} {literal(v)}"
+            for n, sign, v in case
+        )
+        selection = selection_of(text, columns, tmp_path)
+        held = pa.array([True] * len(rows)) if selection.filter is None else selection.filter(keys)
+        found = [row for row, wanted in zip(rows, held.to_pylist(), strict=True) if wanted]
+        assert found == [
+            row for row in rows
+            if all(row[n] in v if sign == "IN" else COMPARE[sign](row[n], v) for n, sign, v in case)
+        ], text  # fmt: skip
+        partitions = {partition_of(columns.encode_key(*row.values()), 5) for row in found}
+        assert partitions <= set(selection.partitions(5))
 
 
 def test_the_keys_of_a_raw_changelog_are_the_column_key(tmp_path: Path) -> None:
