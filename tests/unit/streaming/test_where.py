@@ -148,7 +148,7 @@ def test_any_two_conditions_are_both_met(tmp_path: Path) -> None:
     numbers, texts = [-128, 0, 1, 127], ["", "a", "a\0", "b"]
     fields = [field("a", "byte"), field("b", "string"), field("v", "long")]
     columns = Columns({"type": "struct", "fields": fields}, ("a", "b"))
-    rows = [{"a": a, "b": b} for a in numbers for b in texts]
+    rows: list[dict[str, Any]] = [{"a": a, "b": b} for a in numbers for b in texts]
     keys = columns.encode_keys(
         [pa.array([r[n] for r in rows], t) for n, t in (("a", pa.int8()), ("b", pa.string()))]
     )
