@@ -162,6 +162,8 @@ def _is_alike(found: pa.DataType, kind: pa.DataType) -> bool:
     t = pa.types
     if found.equals(kind) or t.is_null(found):
         return True
+    if t.is_dictionary(found):
+        return _is_alike(found.value_type, kind)
     if t.is_struct(kind) and t.is_struct(found):
         names = {found.field(i).name: found.field(i).type for i in range(found.num_fields)}
         wanted = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}

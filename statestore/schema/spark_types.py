@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from keyfold.statestore.errors import SchemaMismatch
+from keyfold.statestore.projection import is_list
 
 FieldJson = dict[str, Any]
 
@@ -88,11 +89,11 @@ def field_of(field: pa.Field) -> FieldJson:
 
 def _spark_type(path: str, kind: pa.DataType) -> Any:
     t = pa.types
-    if t.is_dictionary(kind) or t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
-        inner = kind.value_type
-        if t.is_dictionary(kind):
-            return _spark_type(path, inner)
-        return {"type": "array", "elementType": _spark_type(f"{path}[]", inner), "containsNull": True}
+    if t.is_dictionary(kind) or t.is_run_end_encoded(kind):
+        return _spark_type(path, kind.value_type)
+    if is_list(kind):
+        inner = _spark_type(f"{path}[]", kind.value_type)
+        return {"type": "array", "elementType": inner, "containsNull": True}
     if t.is_map(kind):
         return {
             "type": "map",
@@ -107,6 +108,8 @@ def _spark_type(path: str, kind: pa.DataType) -> Any:
         return f"decimal({kind.precision},{kind.scale})"
     if t.is_timestamp(kind):
         return "timestamp" if kind.tz is not None else "timestamp_ntz"
+    if t.is_time(kind) and kind.unit in _TIMES:
+        return _TIMES[kind.unit]
     for holds, name in _OF_ARROW:
         if holds(kind):
             return name
@@ -116,6 +119,8 @@ def _spark_type(path: str, kind: pa.DataType) -> Any:
     )  # fmt: skip
 
 
+#: Spark's times have at most 6 digits after the second.
+_TIMES: Final = {"s": "time(0)", "ms": "time(3)", "us": "time(6)"}
 _OF_ARROW: Final = (
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_int8, "byte"),
@@ -137,6 +142,7 @@ _OF_ARROW: Final = (
     (pa.types.is_fixed_size_binary, "binary"),
     (pa.types.is_binary_view, "binary"),
     (pa.types.is_date, "date"),
+    (pa.types.is_duration, "interval day to second"),
     (pa.types.is_null, "void"),
 )
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import keyfold
@@ -85,3 +88,36 @@ def test_a_first_table_that_another_one_has_overtaken_does_not_change_the_column
         assert log.columns is not None
         assert log.columns.arrow_schema().names == ["k", "x"]
         assert (log.get(1), log.get(2)) == ({"x": 1}, None)
+
+
+#: Values of Arrow types, and the type of the column that they make.
+TYPES: list[tuple[pa.Array, Any]] = [
+    (pa.array([dt.timedelta(1)], pa.duration("s")), "interval day to second"),
+    (pa.array([dt.timedelta(1)], pa.duration("ns")), "interval day to second"),
+    (pa.array([dt.time(1, 2, 3)], pa.time32("s")), "time(0)"),
+    (pa.array([dt.time(1, 2, 3, 4000)], pa.time32("ms")), "time(3)"),
+    (pa.array([dt.time(1, 2, 3, 4)], pa.time64("us")), "time(6)"),
+    (pa.array([2**64 - 1], pa.uint64()), "decimal(20,0)"),
+    (pa.array([Decimal("1.5")], pa.decimal256(38, 1)), "decimal(38,1)"),
+    (pa.array(["x"]).dictionary_encode(), "string"),
+    (pc.run_end_encode(pa.array(["x"])), "string"),
+    (pa.array(["x"], pa.string_view()), "string"),
+    (
+        pa.array([["x"]], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+        {"type": "array", "elementType": "string", "containsNull": True},
+    ),
+    (
+        pa.array([["x", "y"]], pa.list_(pa.string(), 2)),
+        {"type": "array", "elementType": "string", "containsNull": True},
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "kind"), TYPES, ids=lambda x: str(getattr(x, "type", "")))
+def test_a_column_gets_the_smallest_type_that_holds_it(values: pa.Array, kind: Any, tmp_path: Path) -> None:
+    with keyfold.open(tmp_path / "log", keys="k", config=BY_HAND) as log:
+        log.append(pa.table({"k": pa.array(["a"]), "v": values}))
+        assert log.columns is not None
+        assert log.columns.schema_json["fields"][1]["type"] == kind
+        assert log.get("a") == {"v": values.to_pylist()[0]}
+    assert keyfold.restore(tmp_path / "log").to_dict() == {"a": {"v": values.to_pylist()[0]}}

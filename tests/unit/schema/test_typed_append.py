@@ -99,6 +99,9 @@ SAFE: list[tuple[str, pa.Array, Any]] = [
     ("tags", pa.array([[1, None]], pa.large_list(pa.int64())), [1, None]),
     ("tags", pa.array([[1, 2]], pa.list_(pa.int32(), 2)), [1, 2]),
     ("tags", pa.array([[]], pa.list_(pa.int32(), 0)), []),
+    ("tags", pa.array([[1, 2]], pa.list_(pa.dictionary(pa.int8(), pa.int16()))), [1, 2]),
+    ("at", pa.array([{"y": "b", "x": 1.5}], pa.struct({"y": pa.dictionary(pa.int8(), pa.string()),
+                                                       "x": pa.float64()})), {"x": 1.5, "y": "b"}),
     ("at", pa.array([{"y": "b", "x": 1.5}], pa.struct({"y": pa.string(), "x": pa.float64()})),
      {"x": 1.5, "y": "b"}),
 ]  # fmt: skip
