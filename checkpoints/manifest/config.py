@@ -126,6 +126,7 @@ class LogConfig:
     Settings of keyfold: `anchors.auto`, how many of the last commits the cleaner keeps restorable;
     `commits.retained`, how many of the last commits `at=` can name while their state is exact; and
     `store.backlog.bytes`, how far the last values may lag before writers wait.
+    It and the limit of the cleaner count bytes of files, so of compressed blocks the compressed ones.
 
     With a `snapshot.dest`, an absolute path or a URL, snapshots are taken to it in the background and the
     newest two are kept. A snapshot is due after `snapshot.commits` commits (0: not by count), or when the

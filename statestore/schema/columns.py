@@ -328,7 +328,8 @@ class Columns:
         - The key columns and their types stay: other types are other bytes.
 
         Raises:
-            SchemaMismatch: The columns differ in any other way. The message lists each difference.
+            SchemaMismatch: The columns differ in any other way. The message lists each difference. Or they
+                have changed too often.
         """
         mine = {f["name"]: f for f in self.schema_json["fields"]}
         different = []
@@ -348,7 +349,18 @@ class Columns:
         merged += [{**f, "nullable": True} for f in theirs.values()]
         if merged == self.schema_json["fields"]:
             return self
+        self._check_room()
         return Columns({"type": "struct", "fields": merged}, self.keys, (*self.earlier, self.schema_json))
+
+    def _check_room(self) -> None:
+        """Raises `SchemaMismatch` if a further schema has no number that fits a row."""
+        found = 1 + len(self.earlier)
+        if found >= rows.SCHEMAS_MAX:
+            raise SchemaMismatch(
+                "The columns have changed too often.", expected=f"at most {rows.SCHEMAS_MAX} schemas",
+                found=f"{found}, and another one",
+                remedy="write the columns as they are, or append the state to a new changelog",
+            )  # fmt: skip
 
     def _difference(self, other: Columns, names: Sequence[str]) -> SchemaMismatch:
         """The error that shows the differences: in the columns `names`, or the keys."""

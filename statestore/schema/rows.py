@@ -47,6 +47,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 
 SCHEMA_ID_BYTES: Final = 2
+SCHEMAS_MAX: Final = (1 << 8 * SCHEMA_ID_BYTES) - 1
 _END: Final = np.dtype("<u4")
 
 

@@ -177,3 +177,21 @@ def test_a_reader_of_before_says_what_to_do_with_a_value_that_does_not_fit(tmp_p
         assert state.to_dict() == {"a": {"v": 1}}
         with Changelog.open(tmp_path / "log", mode="r") as reader:
             assert reader.get("b") == {"v": 2**40}
+
+
+def test_the_last_number_that_fits_a_row_is_used_and_no_further_schema() -> None:
+    first = columns(field("v", "integer"))
+    # Each of the earlier ones had the same columns, which is enough to be counted.
+    many = Columns(first.schema_json, first.keys, (first.schema_json,) * 65_533)
+    last = many.accepts(columns(field("v", "long")))
+    row = last.encode_row({"v": 1 << 40})
+    assert int.from_bytes(row[:2], "little") == 65_535
+    assert last.decode_row(row) == {"v": 1 << 40}
+    assert last.decode_rows(pa.array([row, many.encode_row({"v": 5})])).to_pylist() == [
+        {"v": 1 << 40},
+        {"v": 5},
+    ]
+    assert last.accepts(first) is last
+    with pytest.raises(SchemaMismatch, match="changed too often") as refused:
+        last.accepts(columns(field("w", "long")))
+    assert "65535" in str(refused.value.expected)
