@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,24 @@ def table(count: int, value: str) -> pa.Table:
     return pa.table({"key": [f"k{n}" for n in range(count)], "value": [value] * count})
 
 
+def filled(log: Changelog) -> dict[str, int]:
+    """Append 50 rows, and wait until the stores have them. Returns the stores."""
+    log.append(table(50, "1"))
+    log.engine.catch_up()
+    return stores(log.path)
+
+
+def refuses_then_answers(log: Changelog, told: str, over: Callable[[], None]) -> None:
+    """A read is refused with this message until the failure is `over`. Then the three rows that were appended
+    meanwhile are there.
+    """
+    log.append(table(3, "2"))
+    with pytest.raises(StorageFailed, match=told):
+        log.get(b"k1")
+    over()
+    assert [log.get(b"k1"), log.get(b"k7")] == [b"2", b"1"]
+
+
 def _records(log: Changelog) -> RecordStore:
     return cast(RecordStore, log.store().snapshot())
 
@@ -86,9 +105,7 @@ def test_a_read_says_so_and_the_next_one_is_answered(
     tmp_path: Path, read: Callable[[Changelog], Any], limit: int
 ) -> None:
     with Changelog.open(tmp_path / "log", partitions=2, config=CONFIG) as log:
-        log.append(table(50, "1"))
-        log.engine.catch_up()
-        expected, before = read(log), stores(tmp_path / "log")
+        before, expected = filled(log), read(log)
         with exhausted(limit), pytest.raises(StorageFailed, match="Too many open files") as refused:
             read(log)
         assert ("system" in refused.value.what) is (limit == errno.ENFILE)
@@ -112,9 +129,7 @@ def test_the_middle_of_a_scan_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [3, 30_000], ids=["a few rows", "a whole file"])
 def test_applying_a_commit_says_so_and_goes_on_with_the_same_store(tmp_path: Path, count: int) -> None:
     with Changelog.open(tmp_path / "log", config=CONFIG) as log:
-        log.append(table(50, "1"))
-        log.engine.catch_up()
-        before = stores(tmp_path / "log")
+        before = filled(log)
         with exhausted():
             log.append(table(count, "2"))
             with pytest.raises(StorageFailed, match="Too many open files"):
@@ -126,9 +141,7 @@ def test_applying_a_commit_says_so_and_goes_on_with_the_same_store(tmp_path: Pat
 
 def test_a_store_that_cannot_be_opened_now_is_opened_later(tmp_path: Path) -> None:
     with Changelog.open(tmp_path / "log", config=CONFIG) as log:
-        log.append(table(50, "1"))
-        log.engine.catch_up()
-    before = stores(tmp_path / "log")
+        before = filled(log)
     with Changelog.open(tmp_path / "log") as log:
         with exhausted(), pytest.raises(StorageFailed, match="Too many open files"):
             log.get(b"k7")
@@ -150,18 +163,12 @@ def test_a_file_that_cannot_be_read_is_told_and_the_next_read_is_answered(
 ) -> None:
     files = Limited()
     with Changelog.open(tmp_path / "log", config=CONFIG, files=files) as log:
-        log.append(table(50, "1"))
-        log.engine.catch_up()
-    before = {*stores(tmp_path / "log").values()}
+        before = {*filled(log).values()}
     with Changelog.open(tmp_path / "log", files=files) as log:
         if not fresh:
             log.engine.catch_up()
         files.error = error
-        log.append(table(3, "2"))
-        with pytest.raises(StorageFailed, match=told):
-            log.get(b"k1")
-        files.error = None
-        assert [log.get(b"k1"), log.get(b"k7")] == [b"2", b"1"]
+        refuses_then_answers(log, told, lambda: setattr(files, "error", None))
         assert {*stores(tmp_path / "log").values()} == before
 
 
@@ -170,12 +177,12 @@ def test_a_database_that_could_not_write_is_opened_again(
 ) -> None:
     """RocksDB accepts no more writes after one that failed, until it is opened again."""
     failed: set[Database] = set()
-    full = False
+    full = threading.Event()
     write, ingest = Database.write, Database.ingest
 
     def refused(of: Callable[..., None]) -> Callable[..., None]:
         def writing(self: Database, what: Any) -> None:
-            if full or self in failed:
+            if full.is_set() or self in failed:
                 failed.add(self)
                 raise unusable(Path("/x"), Exception(f"IO error: {os.strerror(errno.EMFILE)}"))
             of(self, what)
@@ -185,13 +192,7 @@ def test_a_database_that_could_not_write_is_opened_again(
     monkeypatch.setattr(Database, "write", refused(write))
     monkeypatch.setattr(Database, "ingest", refused(ingest))
     with Changelog.open(tmp_path / "log", config=CONFIG) as log:
-        log.append(table(50, "1"))
-        log.engine.catch_up()
-        before = stores(tmp_path / "log")
-        full = True
-        log.append(table(3, "2"))
-        with pytest.raises(StorageFailed, match="Too many open files"):
-            log.get(b"k1")
-        full = False
-        assert [log.get(b"k1"), log.get(b"k7")] == [b"2", b"1"]
+        before = filled(log)
+        full.set()
+        refuses_then_answers(log, "Too many open files", full.clear)
         assert (len(failed), stores(tmp_path / "log")) == (1, before)
