@@ -114,7 +114,10 @@ class ChangelogDataset(pad.UnionDataset, Closing):  # type: ignore[misc]
         raise TypeError("A dataset of a changelog cannot be pickled: open it in the other process.")
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
+        # Read in the thread that asks. It may hold the GIL (polars before 2.0), and the threads of the reader
+        # that a scanner makes would wait for it.
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        return reader.__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
         """Release the files. A second call does nothing."""
