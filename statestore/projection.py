@@ -29,12 +29,18 @@ def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return where_present(column, lambda present: _as_map(present, kind))
     if pa.types.is_list(kind) and is_list(column.type):
         return where_present(column, lambda present: _as_list(present, kind))
+    if pa.types.is_null(kind) and column.null_count == len(column):
+        return pa.nulls(len(column))
+    if pa.types.is_null(kind):
+        raise pa.ArrowInvalid("a value for a column that is always null")
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
         # Arrow casts an integer only to a decimal that holds all values of its type.
         return column.cast(pa.decimal128(_DIGITS_OF_INTEGERS, 0)).cast(kind)
     found = _from_zero(column).cast(kind)
     if pa.types.is_floating(column.type) or pa.types.is_floating(kind):
         _check_rounding(column, found)
+    if pa.types.is_date(kind) and pa.types.is_timestamp(column.type):
+        _check_midnight(column, found)
     return found
 
 
@@ -59,6 +65,45 @@ def _check_rounding(column: pa.Array, found: pa.Array) -> None:
         return
     if pc.any(changed).as_py():
         raise pa.ArrowInvalid("a number is rounded")
+
+
+def _check_midnight(column: pa.Array, found: pa.Array) -> None:
+    """Arrow leaves out the time of day."""
+    times = column.cast(pa.timestamp(column.type.unit))
+    if pc.any(pc.not_equal(found.cast(times.type), times)).as_py():
+        raise pa.ArrowInvalid("a time of day is left out")
+
+
+def check_nulls(column: pa.Array) -> None:
+    """Check that nothing within the values is null that the type says is never null. Arrow does not.
+
+    Raises:
+        pa.ArrowInvalid: Something is.
+    """
+    kind = column.type
+    if not _has_required(kind):
+        return
+    present = column.drop_null() if column.null_count else column
+    parts = present.flatten() if pa.types.is_struct(kind) else _elements(present)[1:]
+    for field, part in zip(_fields(kind), parts, strict=True):
+        if part.null_count and not field.nullable:
+            raise pa.ArrowInvalid("a null within a value")
+        check_nulls(part)
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Whether something within the values is never null, other than the keys of maps, which Arrow checks."""
+    fields = _fields(kind)
+    if pa.types.is_map(kind):
+        return _has_required(kind.key_type) or not kind.item_field.nullable or _has_required(kind.item_type)
+    return any(not field.nullable or _has_required(field.type) for field in fields)
+
+
+def _fields(kind: pa.DataType) -> list[pa.Field]:
+    """Of a struct, a map or a list; none of other types."""
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(i) for i in range(kind.num_fields)]
 
 
 def _as_struct(column: pa.StructArray, kind: pa.StructType) -> pa.StructArray:

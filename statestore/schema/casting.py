@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from keyfold.statestore.errors import BadRecord
-from keyfold.statestore.projection import as_type, is_list
+from keyfold.statestore.projection import as_type, check_nulls, is_list
 
 
 def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -26,7 +27,60 @@ def plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         return plain(pc.run_end_decode(column))
     if pa.types.is_string_view(kind):
         return column.cast(pa.large_string())
-    return column.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else column
+    if pa.types.is_binary_view(kind):
+        return column.cast(pa.large_binary())
+    return _plain_within(column) if pa.types.is_nested(kind) else column
+
+
+def _plain_within(column: pa.Array) -> pa.Array:
+    """Structs, lists or maps with what is in them in a plain layout."""
+    kind, rows = column.type, len(column)
+    plain_kind = _plain_type(kind)
+    if plain_kind == kind:
+        return column
+    if pa.types.is_struct(kind):
+        fields = [plain(column.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(plain_kind), mask=column.is_null())
+    if not rows:
+        return pa.array([], plain_kind)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    buffers = [pa.py_buffer(np.packbits(valid, bitorder="little")) if column.null_count else None]
+    # Of a slice, Arrow gives the elements of the whole array.
+    if pa.types.is_fixed_size_list(kind):
+        first, last = column.offset * kind.list_size, (column.offset + rows) * kind.list_size
+    else:
+        width = np.dtype(np.int64 if pa.types.is_large_list(kind) else np.int32)
+        offsets = np.frombuffer(column.buffers()[1], width, rows + 1, column.offset * width.itemsize)
+        first, last = int(offsets[0]), int(offsets[-1])
+        buffers.append(pa.py_buffer(offsets - offsets[0]))
+    if pa.types.is_map(kind):
+        parts = [plain(part.slice(first, last - first)) for part in (column.keys, column.items)]
+        elements = pa.StructArray.from_arrays(parts, fields=list(plain_kind.field(0).type))
+    else:
+        elements = plain(column.values.slice(first, last - first))
+    return pa.Array.from_buffers(plain_kind, rows, buffers, children=[elements])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of `plain` of a column of this type."""
+    t = pa.types
+    if t.is_dictionary(kind) or t.is_run_end_encoded(kind):
+        return _plain_type(kind.value_type)
+    if t.is_string_view(kind):
+        return pa.large_string()
+    if t.is_binary_view(kind):
+        return pa.large_binary()
+    if t.is_map(kind):
+        parts = (kind.key_field, kind.item_field)
+        return pa.map_(*(part.with_type(_plain_type(part.type)) for part in parts))
+    if t.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    if is_list(kind):
+        element = kind.value_field.with_type(_plain_type(kind.value_type))
+        if t.is_fixed_size_list(kind):
+            return pa.list_(element, kind.list_size)
+        return pa.large_list(element) if t.is_large_list(kind) else pa.list_(element)
+    return kind
 
 
 def check_values(column: pa.Array, name: str, row: int = 0) -> None:
@@ -134,14 +188,21 @@ def cast(column: pa.Array, name: str, kind: pa.DataType, row: int = 0) -> pa.Arr
             found=str(column.type), remedy="cast the column",
         )  # fmt: skip
     try:
-        return as_type(column, kind)
+        return _kept(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         pass
     raise BadRecord(
         f"A value of column {name!r} does not fit the type in the changelog.",
-        position=f"row {row + _first(column, lambda part: as_type(part, kind))}", expected=str(kind),
+        position=f"row {row + _first(column, lambda part: _kept(part, kind))}", expected=str(kind),
         found=f"a value of type {column.type} that would change", remedy="cast or round the column",
     )  # fmt: skip
+
+
+def _kept(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Raises one of Arrow's errors if a value would change."""
+    found = as_type(column, kind)
+    check_nulls(found)
+    return found
 
 
 def _first(column: pa.Array, check: Callable[[pa.Array], object]) -> int:
@@ -162,8 +223,6 @@ def _is_alike(found: pa.DataType, kind: pa.DataType) -> bool:
     t = pa.types
     if found.equals(kind) or t.is_null(found):
         return True
-    if t.is_dictionary(found):
-        return _is_alike(found.value_type, kind)
     if t.is_struct(kind) and t.is_struct(found):
         names = {found.field(i).name: found.field(i).type for i in range(found.num_fields)}
         wanted = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}

@@ -8,11 +8,12 @@ from __future__ import annotations
 import datetime as dt
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
 import pyarrow as pa
 
+from keyfold.statestore.projection import check_nulls
 from keyfold.statestore.schema import rows
 from keyfold.statestore.schema.python_values import no_python_value, to_python
 
@@ -69,6 +70,7 @@ class RowValues:
         given = pa.array([dict(value)], self._kind)
         if not _is_kept(value, given[0].as_py()):
             raise pa.ArrowInvalid("a value would change")
+        check_nulls(given)
         packed: bytes = rows.encode(given, schema_id)[0].as_py()
         return packed
 
@@ -83,7 +85,7 @@ def _is_kept(value: Any, kept: Any) -> bool:
         known = isinstance(value, Mapping) and value.keys() <= kept.keys()
         return known and all(_is_kept(value.get(name), kept[name]) for name in kept)
     if isinstance(kept, list | tuple):
-        if isinstance(value, str | bytes | bytearray):
+        if isinstance(value, str | bytes | bytearray | Set):
             return False
         items = list(value.items() if isinstance(value, Mapping) else value)
         return len(items) == len(kept) and all(map(_is_kept, items, kept))

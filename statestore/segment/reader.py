@@ -16,7 +16,7 @@ from crc32c import crc32c
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import Damaged, SchemaMismatch, ViewExpired
 from keyfold.statestore.files import Files
-from keyfold.statestore.projection import as_type
+from keyfold.statestore.projection import as_type, check_nulls
 from keyfold.statestore.segment.block import (
     RECORD_SCHEMA,
     block_lengths,
@@ -329,6 +329,7 @@ def _with_values(batch: pa.RecordBatch, kind: pa.DataType) -> pa.RecordBatch:
     columns = batch.columns
     try:
         columns[place] = as_type(columns[place], kind)
+        check_nulls(columns[place])
     except pa.ArrowInvalid as e:
         raise SchemaMismatch(
             "A value does not fit the columns that this reader was opened with.",

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyfold import Changelog, restore
+from keyfold.checkpoints.log.reader import read_partition
 from keyfold.checkpoints.verify.verify import verify
 from keyfold.statestore.errors import SchemaMismatch
 from keyfold.statestore.projection import as_type
@@ -195,3 +196,41 @@ def test_the_last_number_that_fits_a_row_is_used_and_no_further_schema() -> None
     with pytest.raises(SchemaMismatch, match="changed too often") as refused:
         last.accepts(columns(field("w", "long")))
     assert "65535" in str(refused.value.expected)
+
+
+NOON = dt.datetime(2020, 2, 29, 12)  # noqa: DTZ001 (timestamp_ntz)
+#: A type, the wider one, and a value of it that the narrow one does not have.
+BEYOND = [
+    ("byte", "long", 2**40),
+    ("date", "timestamp_ntz", NOON),
+    ("decimal(5,2)", "decimal(10,4)", Decimal("1.2345")),
+    ("float", "double", 1e300),
+    ("void", "string", "x"),
+    ("void", array("integer"), [1]),
+    ("void", struct(field("x", "date")), {"x": None}),
+    (struct(field("x", "integer", nullable=False)), struct(field("x", "integer")), {"x": None}),
+    ({**array("integer"), "containsNull": False}, array("integer"), [1, None]),
+    ({**map_of("integer"), "valueContainsNull": False}, map_of("integer"), [("x", None)]),
+]
+
+
+@pytest.mark.parametrize(("narrow", "wide", "value"), BEYOND)
+@pytest.mark.parametrize("depth", range(len(INSIDE)))
+def test_a_reader_of_before_never_gives_another_value(
+    narrow: Any, wide: Any, value: Any, depth: int, tmp_path: Path
+) -> None:
+    before, after = columns(field("v", INSIDE[depth](narrow))), columns(field("v", INSIDE[depth](wide)))
+    with Changelog.open(tmp_path / "log", columns=before.accepts(after)) as log:
+        log.append(pa.table({"k": ["a"], "v": pa.nulls(1, after.value_type.field("v").type)}))
+        end = log.end_offsets()[0]
+        log.append(
+            pa.table({"k": ["b"], "v": pa.array([PUT[depth](value)], after.value_type.field("v").type)})
+        )
+
+        def read(to: int) -> list[Any]:
+            found = read_partition(log.files, log.path, log.state, 0, to=to, values=before.value_type)
+            return [one for batch in found for one in batch.column("value").to_pylist()]
+
+        assert read(end) == [{"v": None}]
+        with pytest.raises(SchemaMismatch, match="open the changelog again"):
+            read(end + 1)
