@@ -299,10 +299,11 @@ class Changelog(Closing):
         engine, app_id = self._open_engine(), idempotence.checked_app(app_id)
         batch_id = idempotence.checked_batch(batch_id)
         with engine.transactions:
-            # Known now: a batch that this one has waited for may have added columns.
-            columns = self._known_columns()
             applied = idempotence.appended(engine.state, app_id, batch_id, "") is not None
             with engine.transaction(applied=applied) as transaction:
+                # Known now: columns may have been added by a batch that this one has waited for, and while
+                # its rows were read from the log. They may be in rows of the schema of now.
+                columns = self._known_columns()
                 yield transaction if columns is None else ColumnsTransaction(transaction, columns)
                 if not applied:
                     changes = transaction.changes()

@@ -166,3 +166,24 @@ def test_a_transaction_knows_the_columns_that_were_added_while_it_waited(path: P
         waiting.join()
         assert [one["f"] for one in found] == [1.5]
         assert log.get("b")["f"] == 0.5
+
+
+def test_a_column_that_is_added_while_a_transaction_begins_does_not_harm_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Changelog.open(path) as log:
+        last_values = log.engine.last_values
+
+        def after_a_column_was_added() -> Any:
+            # The store makes its rows now, with the number of the newest schema.
+            log.engine.set_columns(COLUMNS.accepts(TIMES))
+            return last_values()
+
+        monkeypatch.setattr(log.engine, "last_values", after_a_column_was_added)
+        with log.transaction(app_id="t", batch_id=0) as store:
+            found = store.get("a")
+            assert (found["n"], found["f"]) == (1, None)
+            store.put("a", {"n": 2, "f": 0.5})
+            assert [value["n"] for _, value in store.range("a", "c")] == [2, 2]
+            assert store.get_all(pa.array(["b"])).to_pylist() == [log.get("b")]
+        assert log.get("a")["f"] == 0.5
