@@ -59,16 +59,16 @@ def whole(planner: Planner) -> list[Piece]:
 def segments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Segment, ...]]:
     """Some large, some small, some folded, and the active one with a mark for each of 40 commits."""
     path = tmp_path_factory.mktemp("pieces") / "log"
-    log = Changelog.open(path, config={**QUIET, "segment.bytes": 20_000})
-    for i in range(40):
-        log.append(numbered(range(i * 30, i * 30 + 30 + i)))
-    log.compact()
-    for i in range(40):
-        log.append(numbered(range(i * 7)))
-    log.engine.configure({"segment.bytes": 1 << 30})
-    for i in range(40):
-        log.append(numbered(range(i)))
-    found = log.state.partitions[0].segments
+    with Changelog.open(path, config={**QUIET, "segment.bytes": 20_000}) as log:
+        for i in range(40):
+            log.append(numbered(range(i * 30, i * 30 + 30 + i)))
+        log.compact()
+        for i in range(40):
+            log.append(numbered(range(i * 7)))
+        log.engine.configure({"segment.bytes": 1 << 30})
+        for i in range(40):
+            log.append(numbered(range(i)))
+        found = log.state.partitions[0].segments
     assert any(s.records < s.next - s.base for s in found)
     assert max(len(s.marks) for s in found) > 30
     return path / "0", found
