@@ -189,13 +189,21 @@ def _number(value: object, kind: pa.DataType) -> int:
     if pa.types.is_timestamp(kind) and isinstance(value, datetime.datetime):
         if (value.tzinfo is None) != (kind.tz is None):
             raise TypeError
-        return (value - (_EPOCH if kind.tz else _EPOCH.replace(tzinfo=None))) // _MICROSECOND
+        return _microseconds(value - (_EPOCH if kind.tz else _EPOCH.replace(tzinfo=None)))
     if pa.types.is_duration(kind) and isinstance(value, datetime.timedelta):
-        return value // _MICROSECOND
+        return _microseconds(value)
     if pa.types.is_time(kind) and isinstance(value, datetime.time) and value.tzinfo is None:
         seconds = (value.hour * 60 + value.minute) * 60 + value.second
         return (seconds * 1_000_000 + value.microsecond) * 1000
     raise TypeError
+
+
+def _microseconds(value: datetime.timedelta) -> int:
+    """Raises `ValueError` for a part of one, which times of pandas can have."""
+    count, rest = divmod(value, _MICROSECOND)
+    if rest:
+        raise ValueError
+    return count
 
 
 def _fields(value: object, kind: pa.StructType) -> list[object]:

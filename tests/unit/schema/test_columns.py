@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -377,6 +378,9 @@ MOMENT = dt.datetime(2013, 1, 31, 10, tzinfo=UTC)
         ("date", MOMENT),
         ("timestamp", MOMENT.replace(tzinfo=None)),
         ("timestamp_ntz", MOMENT),
+        ("timestamp_ntz", pd.Timestamp("2013-01-31 10:00:00.000000001")),
+        ("timestamp", pd.Timestamp("2013-01-31 10:00:00.000001001", tz="UTC")),
+        ("interval day to second", pd.Timedelta(1, "ns")),
         (array("long"), 1),
         (struct(x="long"), {"y": 1}),
         (struct(x="long"), (1, 2)),
