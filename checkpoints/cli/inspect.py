@@ -66,8 +66,11 @@ def _has_open(files: Files, pid: int, path: Path) -> bool | None:
     except OSError:
         return None
     real = os.path.realpath(path)
-    if any(os.path.realpath(f"/proc/{pid}/fd/{number}") == real for number in descriptors):
-        return True
+    for number in descriptors:
+        # The process may have closed it.
+        with suppress(OSError):
+            if os.path.realpath(f"/proc/{pid}/fd/{number}") == real:
+                return True
     return False if descriptors else None
 
 
