@@ -279,7 +279,8 @@ def merged_fields(old: Sequence[FieldJson], new: Sequence[FieldJson]) -> list[Fi
             found.append({**mine, "nullable": True})
             continue
         kind = merged_type(mine["type"], theirs["type"])
-        found.append({**mine, "type": kind, "nullable": mine["nullable"] or theirs["nullable"]})
+        nullable = mine["nullable"] or theirs["nullable"] or "void" in (mine["type"], theirs["type"])
+        found.append({**mine, "type": kind, "nullable": nullable})
     return [*found, *({**f, "nullable": True} for f in added.values())]
 
 
@@ -293,7 +294,11 @@ def merged_type(old: Any, new: Any) -> Any:
         if old["type"] == "struct":
             return {**old, "fields": merged_fields(old["fields"], new["fields"])}
         parts = {part: merged_type(old[part], new[part]) for part in _INNER if part in old}
-        flags = {flag: old[flag] or new[flag] for flag in _NULLABLE if flag in old}
+        flags = {
+            flag: old[flag] or new[flag] or "void" in (old[part], new[part])
+            for flag, part in _NULLABLE.items()
+            if flag in old
+        }
         return {**old, **parts, **flags}
     if isinstance(old, dict) or isinstance(new, dict):
         raise Incompatible
@@ -315,4 +320,5 @@ class Incompatible(Exception):
 
 _DIGITS_MAX: Final = 38
 _INNER: Final = ("elementType", "keyType", "valueType")
-_NULLABLE: Final = ("containsNull", "valueContainsNull")
+#: What says whether a part may be null. A void is null, whatever that says.
+_NULLABLE: Final = {"containsNull": "elementType", "valueContainsNull": "valueType"}

@@ -20,7 +20,7 @@ def test_a_writer_that_closes_files_meanwhile_is_seen(
     readlink = os.readlink
 
     def of_lock_only(link: Any, **options: Any) -> str:
-        found = readlink(link, **options)
+        found = str(readlink(link, **options))
         if "/fd/" in str(link) and not found.startswith(str(path.resolve())):
             raise FileNotFoundError(2, "No such file or directory", link)
         return found

@@ -92,6 +92,30 @@ def test_the_wider_type_counts_at_any_depth_and_keeps_what_was_written(
     assert verify(tmp_path / "log").sound
 
 
+#: Nulls where the schema says that there are none, as in Spark's `array()`: nothing else is in a void.
+VOIDS: list[tuple[Callable[[Any], Any], Any]] = [
+    (lambda kind: {**array(kind), "containsNull": False}, [None]),
+    (lambda kind: {**map_of(kind), "valueContainsNull": False}, [("x", None)]),
+    (lambda kind: struct(field("a", kind, nullable=False)), {"a": None}),
+]
+
+
+@pytest.mark.parametrize(("of", "value"), VOIDS)
+def test_nulls_of_a_void_can_be_read_when_it_has_got_a_type(
+    of: Callable[[Any], Any], value: Any, tmp_path: Path
+) -> None:
+    before, after = columns(field("v", of("void"))), columns(field("v", of("string")))
+    merged = before.accepts(after)
+    assert merged.value_type == after.accepts(before).value_type
+    with Changelog.open(tmp_path / "log", columns=before) as log:
+        log.append(pa.table({"k": ["a"], "v": pa.array([value], before.value_type.field("v").type)}))
+        log.engine.set_columns(merged)
+        assert log.get("a") == {"v": value}
+        log.compact()
+    assert restore(tmp_path / "log").to_dict() == {"a": {"v": value}}
+    assert verify(tmp_path / "log").sound
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
