@@ -100,6 +100,9 @@ BLOCK_RECORDS_MAX: Final = 1 << 20
 #: A block cannot be larger: Arrow's `binary` has 32-bit offsets.
 VALUE_BYTES_MAX: Final = (1 << 31) - (1 << 20)
 
+#: Records with fewer bytes are not compressed: the block would be larger, and take 50 times as long.
+_COMPRESSED_FROM: Final = 1 << 10
+
 #: A compressed block up to this size is decoded by the calling thread alone.
 _SMALL_BYTES: Final = 64 << 10
 
@@ -176,8 +179,10 @@ def split(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.
 
 
 def encode(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
-    """One block. `compression` is None, "lz4" or "zstd", applied to each column buffer as in Arrow IPC."""
-    if compression is None:
+    """One block. `compression` is None, "lz4" or "zstd", applied to each column buffer as in Arrow IPC. Few
+    bytes are not compressed.
+    """
+    if compression is None or batch.nbytes < _COMPRESSED_FROM:
         return batch.serialize()
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)

@@ -39,13 +39,13 @@ def test_the_size_of_a_block_without_compression_is_found_without_decoding_it(
     plain = encode(batch(keys, values))
     block = encode(batch(keys, values), codec)
     found = size_of(block)
-    assert (found.stored, found.codec, found.records) == (block.size, codec, rows)
+    assert (found.stored, found.codec, found.records) == (block.size, codec if rows > 7 else None, rows)
     assert plain.size <= found.raw <= plain.size + 256
     assert found.raw_keys == (sum(map(len, keys)) + 4 * (rows + 1) if rows else found.raw_keys)
 
 
 def test_bytes_that_are_no_block_have_no_size() -> None:
-    block = encode(batch([b"a", b"b"], [b"1", None]), "zstd").to_pybytes()
+    block = encode(batch([b"a", b"b"], [b"1" * 2000, None]), "zstd").to_pybytes()
     for size in range(len(block)):
         with pytest.raises(ValueError, match="not an Arrow record batch"):
             size_of(pa.py_buffer(block[:size][:200]))

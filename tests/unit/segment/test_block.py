@@ -18,7 +18,7 @@ from keyfold.statestore.segment.block import (
     record_batch,
     stream_header,
 )
-from keyfold.statestore.segment.message import rebase
+from keyfold.statestore.segment.message import is_compressed, rebase
 
 
 def batch_of(count: int, base: int = 0) -> pa.RecordBatch:
@@ -53,6 +53,16 @@ def test_a_block_with_other_offsets_is_the_block_that_these_offsets_make(
     assert [b.num_rows for b in decode_stream(stream, len(header))] == [count, count]
     assert placed.size == encode(wanted, codec).size
     assert decode(block).equals(batch_of(count))
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_block_is_compressed_if_that_makes_it_smaller(codec: str) -> None:
+    """A commit of few rows would take longer to compress than to write."""
+    for count in (1, 2, 8, 200, 3_000):
+        batch = batch_of(count)
+        block, plain = encode(batch, codec), encode(batch)
+        assert is_compressed(block) == (count > 8)
+        assert block.size < plain.size if is_compressed(block) else block.equals(plain)
 
 
 _THREADS = """
