@@ -155,7 +155,7 @@ def compare(directory: Path, events: Path, rounds: int) -> tuple[Times, list[flo
             }
             run_query(spark, events, here / "checkpoint", in_turn(ways, times), 1)
             began = time.perf_counter()
-            sink.log.store()
+            sink.log.engine.catch_up()
             waits.append(time.perf_counter() - began)
         shutil.rmtree(here)
     spark.stop()

@@ -475,8 +475,9 @@ class Changelog(Closing):
 
     @contextmanager
     def cleaning_paused(self, partitions: Iterable[int] | None = None) -> Iterator[None]:
-        """Inside the block, no cleaner pass runs over these partitions (None: all). Running passes are
-        stopped first. Blocks may overlap: a partition is cleaned again when the last block has ended.
+        """Inside the block, no cleaner pass runs over these partitions (None: all), and retention removes
+        nothing of them. Running passes are stopped first. Blocks may overlap: a partition is cleaned again
+        when the last block has ended.
         """
         chosen: Iterable[int] = range(len(self.state.partitions))
         if partitions is not None:

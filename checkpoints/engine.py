@@ -270,7 +270,7 @@ class Engine:
             return
         try:
             if not self.writer.fenced:
-                apply_retention(self.writer)
+                apply_retention(self.writer, self.cleaning.is_stopped)
                 self.writer.seal_overdue()
                 self.snapshots.look()
                 for request in compact_requests.open_requests(self.writer.files, self.writer.root):

@@ -246,8 +246,9 @@ class CleanerManager:
 
     @contextmanager
     def paused(self, partitions: Iterable[int], *, cut: bool = False) -> Iterator[None]:
-        """Pause passes over these partitions. Running passes are stopped first, without a trace of their
-        current group. Pauses are counted: a partition is cleaned again when the last pause has ended.
+        """Pause passes over these partitions, and retention. Running passes are stopped first, without a
+        trace of their current group. Pauses are counted: a partition is cleaned again when the last pause has
+        ended.
 
         Args:
             cut: a rollback is the reason, and `clean_now` waits instead of failing.
@@ -260,6 +261,9 @@ class CleanerManager:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not chosen & self._in_progress)
         try:
+            if not cut:
+                with self._writer.exclusive:
+                    pass  # retention that had begun before has ended
             yield
         finally:
             with self._changed:

@@ -23,7 +23,7 @@ from keyfold.checkpoints.cleaner.pool import POOL, Pool
 from keyfold.checkpoints.cli import group
 from keyfold.statestore.errors import ConfigError, Damaged, StorageFailed
 from keyfold.statestore.keys.partitioner import partition_of
-from support.changelogs import Clock
+from support.changelogs import BY_HAND, Clock, rows
 from support.waiting import eventually
 
 #: Dirty ratios are of file bytes: without compression, as many records are as many bytes.
@@ -528,3 +528,17 @@ def test_a_pass_that_the_log_has_changed_under_is_begun_again(
         cuts = 10**6
         with pytest.raises(ConfigError, match="stopped"):
             log.compact()
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_retention_removes_nothing_of_a_partition_that_is_paused(tmp_path: Path, policy: str) -> None:
+    config = {**BY_HAND, "cleanup.policy": policy, "retention.bytes": 0, "segment.bytes": 1024}
+    with Changelog.open(tmp_path / "log", partitions=2, config=config) as log:
+        with log.cleaning_paused([0]):
+            for n in range(200):
+                log.append(rows((f"k{n}", "x" * 100)))
+            log.engine.do_chores()
+            first, second = log.start_offsets().values()
+            assert first == 0 < second
+        log.engine.do_chores()
+        assert min(log.start_offsets().values()) > 0
