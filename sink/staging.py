@@ -12,6 +12,7 @@ ignored. Spark's Python workers import this module, so it imports nothing from `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -22,13 +23,14 @@ import pyarrow as pa
 from crc32c import crc32c
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
+from pyspark.errors import PythonException
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import types as T
 
 from keyfold.sink.arrow_rows import PROBLEMS, RAW, Shape, deleted, in_order, problem_of, records_of
 from keyfold.sink.python_worker import freeze_loaded, without_delays
 from keyfold.statestore import filenames
-from keyfold.statestore.errors import BadRecord, Damaged, storage_errors
+from keyfold.statestore.errors import BadRecord, ConfigError, Damaged, storage_errors
 from keyfold.statestore.files import LOCAL, Files, OpenFile
 from keyfold.statestore.keys.partitioner import partitions_of
 from keyfold.statestore.projection import as_type
@@ -217,10 +219,25 @@ def _problem(batch: pa.RecordBatch, row: int, writing: _Writing) -> Staged | Non
 
 
 def staged_by_tasks(records: DataFrame, stage: Stage) -> list[Staged]:
-    """Every task stages its own rows. Returns the blocks in the order of the DataFrame."""
+    """Every task stages its own rows. Returns the blocks in the order of the DataFrame.
+
+    Raises:
+        ConfigError: keyfold is missing in the Python of the workers.
+    """
     # The JVM would parse a schema given as text in every batch.
     facts = T.StructType([T.StructField(name, T.LongType()) for name in _NAMES])
-    rows = records.mapInArrow(stage, facts).collect()
+    try:
+        rows = records.mapInArrow(stage, facts).collect()
+    except PythonException as error:
+        if "No module named 'keyfold'" not in str(error):
+            raise
+        raise ConfigError(
+            "Spark's Python workers cannot import keyfold.",
+            expected=f"a Python with keyfold, such as {sys.executable}",
+            found=f"the workers run {records.sparkSession.sparkContext.pythonExec}",
+            remedy="activate the environment, or set PYSPARK_PYTHON to its Python before Spark starts; on a "
+            'cluster, ship keyfold with --py-files, or set placement="driver"',
+        ) from error  # fmt: skip
     return sorted((Staged(*row) for row in rows), key=lambda s: s.task)
 
 

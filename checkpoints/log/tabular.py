@@ -80,8 +80,8 @@ def _of_rows(rows: Sequence[object]) -> pa.Table:
         if not isinstance(row, Mapping):
             raise BadRecord(
                 "A row in the list is not a dict.", position=f"row {number}",
-                expected="a dict with `key`, `value` and optionally `timestamp`, `headers`", found=_kind(row),
-                remedy='pass rows as {"key": …, "value": …}, or a dict of columns',
+                expected="a dict with a value for each column", found=_kind(row),
+                remedy="pass each row as a dict, or pass a dict of columns",
             )  # fmt: skip
         if number == 0:
             names = list(row)

@@ -288,6 +288,16 @@ def test_settings_are_refused_when_the_sink_is_built(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
+def test_workers_without_keyfold_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    def not_there(batches: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'keyfold'")
+
+    with ChangelogSink(tmp_path / "log", keys="word") as sink:
+        words = spark.createDataFrame([("a",)], "word string").mapInArrow(not_there, "word string")
+        with pytest.raises(ConfigError, match=r"cannot import keyfold(.|\n)*PYSPARK_PYTHON"):
+            sink(words, 0)
+
+
 def test_a_directory_of_something_else_is_refused_when_the_sink_is_built(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     for keys in (None, "word"):
