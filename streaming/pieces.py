@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from keyfold.checkpoints.manifest.identity_file import read_uuid
+from keyfold.sink.python_worker import freeze_loaded
 from keyfold.statestore import filenames
 from keyfold.statestore.errors import KeyfoldError, ViewExpired
 from keyfold.statestore.files import LOCAL, Files
@@ -120,6 +121,7 @@ class PieceReader:
         """The rows of one piece as Arrow batches; none for a plan without pieces."""
         if not isinstance(partition, Piece):
             return iter(())
+        freeze_loaded()
         target = arrow_schema(self._schema)
         records = partition.records(LOCAL, self._rows.value_type(target), self._rows.names(target))
         return self._rows.batches(records, partition.partition, target)
